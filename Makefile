@@ -1,0 +1,23 @@
+# Both targets set up everything they need in .venv; Python 3.11 or newer is all that must be there.
+PYTHON ?= python3
+VENV ?= .venv
+
+.PHONY: demo test clean
+
+demo: $(VENV)/installed
+	$(VENV)/bin/python -m captioner demo
+
+test: $(VENV)/installed
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/python -m pytest
+
+# The mark is written last, so that an installation that failed is tried again.
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --editable ".[dev]"
+	touch $(VENV)/installed
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache

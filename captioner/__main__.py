@@ -1,0 +1,180 @@
+"""`python -m captioner COMMAND`: parses, delegates, prints.
+
+Exit status: 0 success, 2 bad usage or input (one line on stderr), 130 stopped by Ctrl-C.
+"""
+
+import inspect
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+import captioner
+from captioner.config import (
+    DataConfig,
+    ModelConfig,
+    SearchConfig,
+    TrainConfig,
+    TrainingConfig,
+    preset,
+)
+from captioner.errors import InputError
+
+# Heavy modules are imported by the command that needs them: `--help` should not wait for
+# TensorFlow.
+
+
+@dataclass(frozen=True)
+class TrainCommand:
+    """Train a captioner on an image data set."""
+
+    out: Path = Path("runs/run")
+    """Run folder: settings, best model, checkpoint, history, samples."""
+    resume: bool = False
+    """Go on with the run in --out, with its options."""
+    preset: str = "default"
+    """Options to start from: default, paper or small; other options change them."""
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+
+    def run(self) -> None:
+        from captioner.training import train
+
+        config = TrainConfig(self.data, self.model, self.training)
+        train(config, self.out, resume=self.resume)
+
+
+@dataclass(frozen=True)
+class CaptionCommand:
+    """Caption photos; save overlays and maps."""
+
+    photos: tyro.conf.Positional[tuple[Path, ...]]
+    """Photos, or folders of photos (searched recursively)."""
+    model: Path | None = None
+    """A .keras file or a run folder; the shipped model if not given."""
+    overlay: Path | None = None
+    """Folder for one picture per photo: a panel for every word, with where it looked."""
+    maps: Path | None = None
+    """Folder for one .npz per photo: the maps as numbers (README: "Maps as files")."""
+    jsonl: Path | None = None
+    """File for one line of JSON per photo."""
+    search: SearchConfig = field(default_factory=SearchConfig)
+
+    def run(self) -> None:
+        from captioner.commands import caption
+
+        caption(self.photos, self.model, self.search, self.overlay, self.maps, self.jsonl)
+
+
+@dataclass(frozen=True)
+class EvaluateCommand:
+    """Score a model's captions against a data set's: BLEU, METEOR, ROUGE-L, CIDEr."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    split: str = "test"
+    """Split that is captioned."""
+    model: Path | None = None
+    """A .keras file or a run folder; the shipped model if not given."""
+    out: Path | None = None
+    """File for the scores; scores.json in the run folder, when --model is one."""
+    seed: int = 1
+    """Draws the splits of a data set that has none; the same as in training."""
+    search: SearchConfig = field(default_factory=SearchConfig)
+
+    def run(self) -> None:
+        from captioner.evaluation import evaluate
+
+        evaluate(self.data, self.split, self.model, self.search, self.out, self.seed)
+
+
+@dataclass(frozen=True)
+class DemoCommand:
+    """Caption sample photos with the shipped model and write their overlays."""
+
+    out: Path = Path("out/demo")
+    """Folder for the overlays."""
+
+    def run(self) -> None:
+        from captioner.commands import demo
+
+        demo(self.out)
+
+
+@dataclass(frozen=True)
+class EncodersCommand:
+    """List the encoders."""
+
+    def run(self) -> None:
+        from captioner.commands import list_encoders
+
+        list_encoders()
+
+
+COMMANDS: dict[str, type] = {
+    "train": TrainCommand,
+    "caption": CaptionCommand,
+    "evaluate": EvaluateCommand,
+    "demo": DemoCommand,
+    "encoders": EncodersCommand,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns the exit status."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_overview())
+        return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
+        print(captioner.__version__)
+        return 0
+    try:
+        _parse(*arguments).run()
+    except InputError as error:
+        print(f"captioner: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _overview() -> str:
+    lines = ["usage: captioner COMMAND [options]     (captioner COMMAND --help shows them)", ""]
+    lines += [f"  {name:10} {inspect.getdoc(command)}" for name, command in COMMANDS.items()]
+    return "\n".join(lines)
+
+
+def _parse(name: str, *options: str) -> Any:
+    """The command with its options; exits with 2 on bad usage, with 0 after `--help`."""
+    if name not in COMMANDS:
+        raise InputError(f"no command {name!r}: choose one of {', '.join(COMMANDS)}")
+    default = None
+    if name == "train":
+        # What the preset says are the defaults that the other options then change.
+        chosen = preset(_option("--preset", options, "default"))
+        default = TrainCommand(data=chosen.data, model=chosen.model, training=chosen.training)
+    return tyro.cli(
+        COMMANDS[name],
+        prog=f"captioner {name}",
+        args=options,
+        default=default,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+    )
+
+
+def _option(name: str, options: Sequence[str], default: str) -> str:
+    """An option's value, before the options are parsed."""
+    for option, following in zip(options, [*options[1:], default], strict=True):
+        if option == name:
+            return following
+        if option.startswith(f"{name}="):
+            return option.partition("=")[2]
+    return default
+
+
+if __name__ == "__main__":
+    sys.exit(main())

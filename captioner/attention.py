@@ -1,0 +1,274 @@
+"""Attention as query, key and value: score functions, soft weights, the weighted sum.
+
+Nothing here knows of photos: `keys` and `values` may be regions of a photo or words of a sentence.
+
+Shapes: `B` sources (photos, sentences), `C` queries per source, `L` keys of a source, `Q` query
+channels, `D` key channels, `A` attention units.
+
+What depends on the keys alone is separated (`Score.prepare`), because a decoder asks many times
+about the same keys: the products with the keys are then made once per source, not once per word.
+"""
+
+from typing import Any
+
+import keras
+from keras import ops
+
+__all__ = [
+    "SCORES",
+    "AdditiveScore",
+    "Attention",
+    "CosineScore",
+    "DotScore",
+    "GeneralScore",
+    "ScaledDotScore",
+    "Score",
+    "flat_matmul",
+]
+
+
+def flat_matmul(x: Any, kernel: Any) -> Any:
+    """`x (…, n) @ kernel (n, m)` as one 2-D product.
+
+    TensorFlow multiplies a 3-D tensor with a matrix as a row of small products; on a CPU one large
+    product is more than twice as fast (REFERENCE.md, section 8).
+    """
+    shape = ops.shape(x)
+    product = ops.matmul(ops.reshape(x, (-1, shape[-1])), kernel)
+    return ops.reshape(product, (*shape[:-1], kernel.shape[-1]))
+
+
+class Score(keras.layers.Layer):
+    """How well every query fits every key: `score(query, keys)`, the first stage of attention.
+
+    Call arguments:
+        query: `(B, C, Q)`.
+        keys: `(B, L, D)`.
+
+    Returns:
+        Scores `(B, C, L)`, not normalised.
+
+    Sub-classes split the work into `prepare(keys)`, once per source, and `compare(query,
+    prepared)`, once per query.
+    """
+
+    def prepare(self, keys: Any) -> Any:
+        raise NotImplementedError
+
+    def compare(self, query: Any, prepared: Any) -> Any:
+        raise NotImplementedError
+
+    def call(self, query: Any, keys: Any) -> Any:
+        return self.compare(query, self.prepare(keys))
+
+    def get_config(self) -> dict[str, Any]:
+        return dict(super().get_config())  # overridden, or Keras wants plain types as arguments
+
+    def compute_output_shape(self, query_shape: Any, keys_shape: Any) -> Any:
+        return (*query_shape[:-1], keys_shape[-2])
+
+
+@keras.saving.register_keras_serializable("captioner")
+class AdditiveScore(Score):
+    """`u . tanh(W_k key + W_q query + b)`: Bahdanau et al. 2015; f_att of Xu et al. 2015, eq. 4.
+
+    Args:
+        units: `A`, width of the hidden layer.
+    """
+
+    def __init__(self, units: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.units = units
+
+    def build(self, query_shape: Any, keys_shape: Any) -> None:
+        self.key_kernel = self.add_weight(shape=(keys_shape[-1], self.units), name="key_kernel")
+        self.query_kernel = self.add_weight(
+            shape=(query_shape[-1], self.units), name="query_kernel"
+        )
+        self.bias = self.add_weight(shape=(self.units,), initializer="zeros", name="bias")
+        self.vector = self.add_weight(shape=(self.units, 1), name="vector")
+
+    def prepare(self, keys: Any) -> Any:
+        return flat_matmul(keys, self.key_kernel) + self.bias  # (B, L, A)
+
+    def compare(self, query: Any, prepared: Any) -> Any:
+        projected = flat_matmul(query, self.query_kernel)  # (B, C, A)
+        hidden = ops.tanh(prepared[:, None] + projected[:, :, None])  # (B, C, L, A)
+        return ops.squeeze(flat_matmul(hidden, self.vector), -1)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "units": self.units}
+
+
+@keras.saving.register_keras_serializable("captioner")
+class DotScore(Score):
+    """`query . key` (Luong et al. 2015), after projections where `units` is given.
+
+    Args:
+        units: `A`: queries and keys are first projected to this many channels. `None`: no weights;
+            queries and keys must then have the same number of channels.
+    """
+
+    def __init__(self, units: int | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.units = units
+
+    def build(self, query_shape: Any, keys_shape: Any) -> None:
+        if self.units is None:
+            if query_shape[-1] != keys_shape[-1]:
+                raise ValueError(
+                    f"{type(self).__name__} without units compares channels one by one: query has "
+                    f"{query_shape[-1]}, keys have {keys_shape[-1]}; give units to project both"
+                )
+            return
+        self.query_kernel = self.add_weight(
+            shape=(query_shape[-1], self.units), name="query_kernel"
+        )
+        self.key_kernel = self.add_weight(shape=(keys_shape[-1], self.units), name="key_kernel")
+
+    def prepare(self, keys: Any) -> Any:
+        return keys if self.units is None else flat_matmul(keys, self.key_kernel)
+
+    def compare(self, query: Any, prepared: Any) -> Any:
+        if self.units is not None:
+            query = flat_matmul(query, self.query_kernel)
+        return ops.matmul(query, ops.swapaxes(prepared, -1, -2))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "units": self.units}
+
+
+@keras.saving.register_keras_serializable("captioner")
+class ScaledDotScore(DotScore):
+    """`query . key / sqrt(A)` (Vaswani et al. 2017, eq. 1): the variance stays that of one channel.
+
+    Args:
+        units: as for `DotScore`.
+    """
+
+    def compare(self, query: Any, prepared: Any) -> Any:
+        return super().compare(query, prepared) * (prepared.shape[-1] ** -0.5)
+
+
+@keras.saving.register_keras_serializable("captioner")
+class GeneralScore(Score):
+    """`query^T W key` (Luong et al. 2015): bilinear; the sizes of query and key may differ."""
+
+    def build(self, query_shape: Any, keys_shape: Any) -> None:
+        # Stored (D, Q), the way `prepare` multiplies: the keys' side is the one done once.
+        self.kernel = self.add_weight(shape=(keys_shape[-1], query_shape[-1]), name="kernel")
+
+    def prepare(self, keys: Any) -> Any:
+        return flat_matmul(keys, self.kernel)  # (B, L, Q)
+
+    def compare(self, query: Any, prepared: Any) -> Any:
+        return ops.matmul(query, ops.swapaxes(prepared, -1, -2))
+
+
+@keras.saving.register_keras_serializable("captioner")
+class CosineScore(DotScore):
+    """`s cos(query, key)`: the angle only (Graves et al. 2014, eq. 6, with key strength `s`).
+
+    A cosine lies in -1..1, which softmax over many keys turns into nearly equal weights; the
+    learned strength `s`, which starts at `strength`, makes sharp maps possible.
+
+    Args:
+        units: as for `DotScore`.
+        strength: first value of `s`.
+    """
+
+    def __init__(self, units: int | None = None, strength: float = 10.0, **kwargs: Any) -> None:
+        super().__init__(units, **kwargs)
+        self.strength = strength
+
+    def build(self, query_shape: Any, keys_shape: Any) -> None:
+        super().build(query_shape, keys_shape)
+        self.scale = self.add_weight(
+            shape=(), initializer=keras.initializers.Constant(self.strength), name="scale"
+        )
+
+    def prepare(self, keys: Any) -> Any:
+        return _unit_length(super().prepare(keys))
+
+    def compare(self, query: Any, prepared: Any) -> Any:
+        if self.units is not None:
+            query = flat_matmul(query, self.query_kernel)
+        return self.scale * ops.matmul(_unit_length(query), ops.swapaxes(prepared, -1, -2))
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "strength": self.strength}
+
+
+def _unit_length(x: Any) -> Any:
+    # A tiny number under the root, not a maximum outside: a zero vector keeps a finite gradient.
+    return x * ops.rsqrt(ops.sum(ops.square(x), axis=-1, keepdims=True) + 1e-6)
+
+
+SCORES: dict[str, type[Score]] = {
+    "additive": AdditiveScore,
+    "dot": DotScore,
+    "scaled-dot": ScaledDotScore,
+    "general": GeneralScore,
+    "cosine": CosineScore,
+}
+
+
+@keras.saving.register_keras_serializable("captioner")
+class Attention(keras.layers.Layer):
+    """Soft attention in its three stages: scores, softmax, weighted sum of the values.
+
+    Args:
+        score: a name in `SCORES`.
+        units: `A`, for the scores that have hidden units; `general` has none.
+
+    Call arguments:
+        query: `(B, C, Q)`.
+        keys: `(B, L, D)`.
+        values: `(B, L, D_v)`; the keys themselves when left out.
+        keys_mask: `(B, L)` bool, false where there is no key (the padding of a sentence): weight
+            0. Keras passes it along by itself from an `Embedding(mask_zero=True)`.
+
+    Returns:
+        `context (B, C, D_v)` and `weights (B, C, L)`, float32, each row summing to 1.
+
+    Example:
+        >>> context, weights = Attention("dot", units=None)(query, keys)
+
+    Reference: Xu et al. 2015, eqs. 4-6 and 13.
+    """
+
+    def __init__(self, score: str = "additive", units: int | None = 512, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if score not in SCORES:
+            raise ValueError(f"score must be one of {', '.join(SCORES)}; received {score!r}")
+        self.score_name = score
+        self.units = units
+        arguments = {} if score == "general" else {"units": units}
+        self.supports_masking = True
+        self.score = SCORES[score](**arguments, name="score", dtype=self.dtype_policy)
+
+    def build(self, query_shape: Any, keys_shape: Any, values_shape: Any = None) -> None:
+        self.score.build(query_shape, keys_shape)
+
+    def attend(
+        self, query: Any, prepared: Any, values: Any, keys_mask: Any = None
+    ) -> tuple[Any, Any]:
+        """The stages with the keys already prepared by `self.score.prepare(keys)`."""
+        # float32, whatever the policy: in bfloat16 the weights would sum to 1 only within 1 %.
+        scores = ops.cast(self.score.compare(query, prepared), "float32")
+        if keys_mask is not None:
+            scores = ops.where(keys_mask[:, None], scores, -1e9)
+        weights = ops.softmax(scores, axis=-1)
+        return ops.matmul(ops.cast(weights, values.dtype), values), weights
+
+    def call(
+        self, query: Any, keys: Any, values: Any = None, keys_mask: Any = None
+    ) -> tuple[Any, Any]:
+        prepared = self.score.prepare(keys)
+        return self.attend(query, prepared, keys if values is None else values, keys_mask)
+
+    def compute_mask(self, *inputs: Any, **masks: Any) -> None:
+        """The context has no padding."""
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "score": self.score_name, "units": self.units}

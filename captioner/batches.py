@@ -1,0 +1,102 @@
+"""Training batches: photos with all their captions, photos with captions of similar length."""
+
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+
+from captioner.datasets import Example
+from captioner.features import Features
+from captioner.text import END, PAD, START, Vocabulary
+
+__all__ = ["Batches", "token_rows"]
+
+LENGTH_STEP = 4  # batches are padded to a multiple of this: every length is one compilation
+
+
+def token_rows(vocabulary: Vocabulary, captions: Sequence[str], max_words: int) -> list[list[int]]:
+    """`<start>`, words, `<end>` as ids for every caption that has words.
+
+    A caption cut at `max_words` has no end: it did not end there.
+    """
+    rows = []
+    for caption in captions:
+        words = vocabulary.encode(caption)
+        if words:
+            tail = [END] if len(words) <= max_words else []
+            rows.append([START, *words[:max_words], *tail])
+    return rows
+
+
+class Batches(keras.utils.PyDataset):
+    """One epoch of training batches, in an order that epoch and seed decide.
+
+    Item `i` is `(x, y)`: `x["regions"] (B, L, D)` float16, `x["tokens"] (B, C, T)` int32 previous
+    words, `y (B, C, T)` int32 next words; pads are 0. The last batch is filled up with rows of
+    pads, which weigh nothing, so that batches differ in `T` only.
+
+    Args:
+        features: regions on disk.
+        examples: the train photos; all must be in `features`.
+        vocabulary: numbers the words.
+        batch_photos: `B`.
+        max_words: longer captions are cut.
+        seed: decides the order together with the epoch.
+    """
+
+    def __init__(
+        self,
+        features: Features,
+        examples: Sequence[Example],
+        vocabulary: Vocabulary,
+        batch_photos: int,
+        max_words: int,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self._features = features
+        rows = [token_rows(vocabulary, example.captions, max_words) for example in examples]
+        kept = [number for number, captions in enumerate(rows) if captions]
+        self._rows = [rows[number] for number in kept]
+        self._places = features.locate([examples[number].path for number in kept])
+        self._captions = max(len(captions) for captions in self._rows)
+        longest = [max(len(row) - 1 for row in captions) for captions in self._rows]
+        self._lengths = np.array([-(-length // LENGTH_STEP) * LENGTH_STEP for length in longest])
+        self._batch_photos = batch_photos
+        self._seed = seed
+        self._order: list[np.ndarray] = []
+        self.start_epoch(0)
+
+    def start_epoch(self, epoch: int, first_batch: int = 0) -> None:
+        """Draws the order of an epoch; `first_batch` leaves out what was done before a stop."""
+        random = np.random.default_rng((self._seed, epoch))
+        shuffled = random.permutation(len(self._rows))
+        by_length = shuffled[np.argsort(self._lengths[shuffled], kind="stable")]
+        size = self._batch_photos
+        batches = [by_length[first : first + size] for first in range(0, len(by_length), size)]
+        self._order = [batches[number] for number in random.permutation(len(batches))][first_batch:]
+
+    @property
+    def per_epoch(self) -> int:
+        """Batches of a whole epoch."""
+        return -(-len(self._rows) // self._batch_photos)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, index: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        chosen = self._order[index]
+        length = int(self._lengths[chosen].max())
+        tokens = np.full((self._batch_photos, self._captions, length + 1), PAD, np.int32)
+        for photo, number in enumerate(chosen):
+            for caption, row in enumerate(self._rows[number]):
+                tokens[photo, caption, : len(row)] = row
+        regions = self._features.read([self._places[number] for number in chosen])
+        missing = self._batch_photos - len(chosen)
+        if missing:
+            regions = np.concatenate([regions, np.zeros((missing, *regions.shape[1:]), np.float16)])
+        return {"regions": regions, "tokens": tokens[:, :, :-1]}, tokens[:, :, 1:]
+
+    def number_of_captions(self) -> int:
+        """Captions of a whole epoch."""
+        return sum(len(captions) for captions in self._rows)

@@ -1,0 +1,187 @@
+"""The options of all commands, as frozen dataclasses: the code reads them, `--help` shows them."""
+
+import dataclasses
+import json
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from captioner.errors import InputError
+
+__all__ = [
+    "PRESETS",
+    "DataConfig",
+    "ModelConfig",
+    "SearchConfig",
+    "TrainConfig",
+    "TrainingConfig",
+    "preset",
+]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What is learned from."""
+
+    data: Path | None = None
+    """Data set: a folder or file; its format is worked out (see data/README.md)."""
+    format: str | None = None
+    """Name of the data set's format, when working it out goes wrong."""
+    images: Path | None = None
+    """Folder of the photos, when they are not beside the captions."""
+    min_count: int = 5
+    """A word seen less often in train becomes <unk>."""
+    max_vocabulary: int = 10_000
+    """Words kept at most, the most frequent."""
+    max_words: int = 24
+    """Longer captions are cut to this many words in training."""
+    limit: int | None = None
+    """Use at most this many train photos (to try things out)."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What is built."""
+
+    encoder: str = "efficientnet-lite0"
+    """Backbone that turns a photo into regions (`captioner encoders` lists them)."""
+    weights: str = "default"
+    """Backbone weights: default (ImageNet), none (random), or a file."""
+    image_size: int | None = None
+    """Side in pixels of the square the backbone sees; its native size if not given."""
+    resize: Literal["stretch", "crop", "pad"] = "stretch"
+    """How a photo becomes that square."""
+    attention: Literal["soft", "none"] = "soft"
+    """soft: a weighted mean of the regions for every word; none: the same mean for all words."""
+    score: Literal["additive", "dot", "scaled-dot", "general", "cosine"] = "additive"
+    """How a region is compared with the decoder's state."""
+    units: int = 512
+    """LSTM units."""
+    attention_units: int = 512
+    """Hidden units of the score."""
+    embedding_units: int = 512
+    """Size of a word vector."""
+    dropout: float = 0.5
+    """Share of units dropped while training."""
+    regularizer: float = 1.0
+    """Lambda of the doubly stochastic regulariser (paper, eq. 14)."""
+    label_smoothing: float = 0.0
+    """Share of the target probability spread over all words."""
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How it is trained."""
+
+    epochs: int = 12
+    """Times that every train photo is seen, with all its captions."""
+    batch_photos: int = 32
+    """Photos per step, each with all its captions."""
+    learning_rate: float = 8e-4
+    """Highest learning rate; it warms up and then falls along a cosine to a hundredth."""
+    weight_decay: float = 1e-4
+    """AdamW's weight decay."""
+    clip: float = 5.0
+    """Largest norm of a step's gradient."""
+    patience: int = 4
+    """Epochs without a better dev score before training stops."""
+    monitor: Literal["cider", "bleu_4"] = "cider"
+    """Score of freely generated dev captions by which the best epoch is chosen."""
+    precision: Literal["auto", "float32", "mixed_bfloat16"] = "auto"
+    """auto: bfloat16 where the processor multiplies it natively, else float32."""
+    save_minutes: float = 5.0
+    """Minutes between two checkpoints within an epoch."""
+    dev_photos: int = 1000
+    """Dev photos captioned after each epoch, at most."""
+    seed: int = 1
+    """Decides splits, first weights, order and dropout."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """All that decides a run; `config.json` of the run folder."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2, default=str) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, where: str = "config.json") -> "TrainConfig":
+        """Reads what `to_json` wrote.
+
+        Raises:
+            InputError: not JSON, or options that this version does not know.
+        """
+        try:
+            return typing.cast(TrainConfig, _read(cls, json.loads(text), where))
+        except json.JSONDecodeError as error:
+            raise InputError(f"{where}: not JSON: {error}") from error
+
+
+def _read(cls: type, values: Any, where: str) -> Any:
+    if not isinstance(values, dict):
+        raise InputError(f"{where}: expected an object for {cls.__name__}, found {values!r}")
+    types = typing.get_type_hints(cls)
+    unknown = sorted(set(values) - set(types))
+    if unknown:
+        raise InputError(f"{where}: options that this version does not know: {', '.join(unknown)}")
+    arguments = {}
+    for name, value in values.items():
+        kind = types[name]
+        if dataclasses.is_dataclass(kind):
+            value = _read(typing.cast(type, kind), value, where)
+        elif kind == Path | None and value is not None:
+            value = Path(value)
+        arguments[name] = value
+    return cls(**arguments)
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """How words are chosen."""
+
+    beam: int = 5
+    """Captions kept in parallel while searching; 1 is greedy."""
+    length_penalty: float = 0.7
+    """A caption's score is its log-probability / length ** this; 0 favours short captions."""
+    max_words: int = 20
+    """Longest caption in words."""
+    n_best: int = 1
+    """Captions per photo, best first (at most the beam, or the number of samples)."""
+    sample: bool = False
+    """Draw the words at random instead of searching."""
+    temperature: float = 1.0
+    """With --sample: below 1 plays safe, above 1 is bold."""
+    top_k: int | None = None
+    """With --sample: draw among this many words at most."""
+    top_p: float | None = None
+    """With --sample: draw among the fewest words that hold this share of the probability."""
+    seed: int = 0
+    """With --sample: decides what is drawn."""
+
+
+PRESETS: dict[str, TrainConfig] = {
+    # Measured: see README.md, "Scores".
+    "default": TrainConfig(),
+    # As close to the paper as its text allows: VGG19 conv5_4, RMSProp is replaced by AdamW.
+    "paper": TrainConfig(
+        model=ModelConfig(encoder="vgg19", units=1000, attention_units=512, embedding_units=512)
+    ),
+    # Own small data set: rare words are kept, more passes.
+    "small": TrainConfig(
+        data=DataConfig(min_count=2),
+        model=ModelConfig(units=256, attention_units=256, embedding_units=256),
+        training=TrainingConfig(epochs=30, patience=8),
+    ),
+}
+
+
+def preset(name: str) -> TrainConfig:
+    """A preset by name; `InputError` lists them."""
+    if name not in PRESETS:
+        raise InputError(f"--preset {name}: choose one of {', '.join(PRESETS)}")
+    return PRESETS[name]

@@ -1,0 +1,40 @@
+"""Files that are there whole or not at all."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from captioner.errors import InputError
+
+__all__ = ["replacing", "write_text"]
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name beside `path`, renamed to it when the block ends well, else removed.
+
+    Folders on the way are made. A process killed inside the block leaves `path` as it was.
+
+    Raises:
+        InputError: the folder or file cannot be written.
+
+    Example:
+        >>> with replacing(Path("scores.json")) as partial:
+        ...     partial.write_text("{}")
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield partial
+        partial.replace(path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a UTF-8 file in one step."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")

@@ -1,0 +1,217 @@
+"""Photos to captions: the only road from a checkpoint to a `Caption`."""
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import tensorflow as tf
+from PIL import Image
+
+from captioner import search
+from captioner.caption import Caption
+from captioner.config import SearchConfig
+from captioner.decoder import DecoderState, Memory
+from captioner.errors import InputError
+from captioner.features import BATCH_PHOTOS, load_squares
+from captioner.images import Geometry, load_photo, to_upright_rgb
+from captioner.model import Captioner, load_model
+from captioner.text import END, PAD, START, UNKNOWN, join
+
+__all__ = ["Writer", "describe", "describe_files", "load", "shipped_model"]
+
+RUN_MODEL = "captioner.keras"
+
+
+def shipped_model() -> Path:
+    """The checkpoint that ships with the package."""
+    return Path(str(resources.files("captioner") / "checkpoints" / "flickr8k.keras"))
+
+
+def load(path: str | Path | None = None) -> Captioner:
+    """Loads a model to caption photos with.
+
+    Args:
+        path: a `.keras` file, a run folder, or `None` for the model that ships with the package.
+
+    Raises:
+        InputError: there is no model at `path`, or it cannot be read.
+    """
+    path = shipped_model() if path is None else Path(path)
+    if path.is_dir():
+        if not (path / RUN_MODEL).is_file():
+            raise InputError(f"{path}: no {RUN_MODEL} in this folder: is it a run of train.py?")
+        path = path / RUN_MODEL
+    return load_model(path)
+
+
+class Writer:
+    """Writes captions with one model: its compiled parts, for as many photos as there are.
+
+    Args:
+        model: float32, as `load` and `Captioner.in_float32` give it.
+    """
+
+    def __init__(self, model: Captioner) -> None:
+        self.model = model
+        # Traced once for all numbers of photos and beams: tracing costs more than a caption.
+        self._encode = tf.function(model.encode, reduce_retracing=True)
+        self._begin = tf.function(model.decoder.begin, reduce_retracing=True)
+        self._step = tf.function(self._log_step, reduce_retracing=True)
+
+    def encode(self, squares: np.ndarray) -> np.ndarray:
+        """Regions `(B, L, D)` of squares `(B, size, size, 3)`."""
+        return self._encode(squares)
+
+    def write(self, regions: Any, options: SearchConfig) -> list[list[search.Hypothesis]]:
+        """Captions of regions `(B, L, D)`: for every photo its `n_best`, best first."""
+        memory, state = self._begin(tf.cast(regions, tf.float32))
+        arguments: dict[str, Any] = {
+            "start": START,
+            "end": END,
+            "banned": (PAD, START, UNKNOWN),
+            "max_words": options.max_words,
+            "length_penalty": options.length_penalty,
+        }
+        step = functools.partial(self._search_step, memory)
+        initial = tuple(part.numpy()[:, None] for part in state)  # (B, 1, H)
+        if options.sample:
+            top_p = 1.0 if options.top_p is None else options.top_p
+            return search.sample(
+                step,
+                initial,
+                temperature=options.temperature,
+                top_k=options.top_k,
+                top_p=top_p,
+                seed=options.seed,
+                count=options.n_best,
+                **arguments,
+            )
+        if options.beam == 1 and options.n_best == 1:
+            return search.greedy(step, initial, **arguments)
+        return search.beam(step, initial, beam=options.beam, n_best=options.n_best, **arguments)
+
+    def _search_step(
+        self, memory: Memory, tokens: np.ndarray, state: search.State
+    ) -> search.StepOutput:
+        photos, beams = tokens.shape
+        flat = DecoderState(*(part.reshape(photos * beams, -1) for part in state))
+        log_probabilities, flat, attention, gate = self._step(tokens, flat, memory)
+        return search.StepOutput(
+            log_probabilities.numpy(),
+            tuple(part.numpy().reshape(photos, beams, -1) for part in flat),
+            None if attention is None else attention.numpy(),
+            None if gate is None else gate.numpy(),
+        )
+
+    def _log_step(self, tokens: Any, state: DecoderState, memory: Memory) -> Any:
+        output = self.model.decoder.step(tokens, state, memory)
+        return tf.nn.log_softmax(output.logits), output.state, output.attention, output.gate
+
+    def caption(
+        self, hypothesis: search.Hypothesis, geometry: Geometry, photo: Path | Image.Image
+    ) -> Caption:
+        """A `Caption` of what the search found for a photo."""
+        words = self.model.vocabulary.decode(hypothesis.tokens)
+        attention = hypothesis.attention
+        if attention is not None:
+            attention = attention.reshape(len(words), *self.model.grid)
+        return Caption(
+            text=join(words),
+            words=words,
+            word_probabilities=np.exp(hypothesis.log_probabilities),
+            score=hypothesis.score,
+            attention=attention,
+            gate=hypothesis.gate,
+            geometry=geometry,
+            photo=photo if isinstance(photo, Path) else None,
+            image=photo if isinstance(photo, Image.Image) else None,
+        )
+
+
+def describe_files(
+    writer: Writer, photos: Iterable[Path], options: SearchConfig
+) -> Iterator[tuple[Path, list[Caption] | InputError]]:
+    """Captions of many photos, in order, a batch at a time.
+
+    Yields:
+        `(path, captions)`, the captions best first; for a photo that cannot be read, the
+        `InputError` that says why.
+    """
+    model = writer.model
+    waiting: list[tuple[Path, Any, Geometry | None]] = []
+
+    def flush() -> Iterator[tuple[Path, list[Caption] | InputError]]:
+        squares = [square for _, square, _ in waiting if not isinstance(square, InputError)]
+        found: list[list[search.Hypothesis]] = []
+        if squares:
+            found = writer.write(writer.encode(np.stack(squares)), options)
+        remaining = iter(found)
+        for path, square, geometry in waiting:
+            if geometry is None:
+                yield path, square
+            else:
+                yield path, [writer.caption(one, geometry, path) for one in next(remaining)]
+        waiting.clear()
+
+    for item in load_squares(list(photos), model.image_size, model.resize):
+        waiting.append(item)
+        if len(waiting) == BATCH_PHOTOS:
+            yield from flush()
+    yield from flush()
+
+
+Photo = str | Path | Image.Image
+
+
+@overload
+def describe(model: Captioner, photos: Photo, **options: Any) -> Caption: ...
+@overload
+def describe(model: Captioner, photos: Sequence[Photo], **options: Any) -> list[Caption]: ...
+def describe(
+    model: Captioner, photos: Photo | Sequence[Photo], **options: Any
+) -> Caption | list[Caption]:
+    """Captions a photo, or each of several.
+
+    Args:
+        model: from `load`.
+        photos: a file, a Pillow image, or a sequence of them.
+        **options: fields of `captioner.config.SearchConfig`: `beam=5`, `sample=True`, …
+
+    Returns:
+        The best `Caption`; a list, in order, for a sequence.
+
+    Raises:
+        InputError: a photo cannot be read, or an option is out of range.
+
+    Example:
+        >>> caption = captioner.describe(captioner.load(), "dog.jpg", beam=5)
+    """
+    if isinstance(photos, str | Path | Image.Image):
+        return describe(model, [photos], **options)[0]
+    search_options = SearchConfig(**options)
+    writer = Writer(model)
+    captions = []
+    for first in range(0, len(photos), BATCH_PHOTOS):
+        batch = [_upright(photo) for photo in photos[first : first + BATCH_PHOTOS]]
+        geometries = [Geometry.of(image, model.image_size, model.resize) for _, image in batch]
+        squares = [
+            np.asarray(geometry.square(image))
+            for geometry, (_, image) in zip(geometries, batch, strict=True)
+        ]
+        found = writer.write(writer.encode(np.stack(squares)), search_options)
+        captions += [
+            writer.caption(best[0], geometry, photo)
+            for best, geometry, (photo, _) in zip(found, geometries, batch, strict=True)
+        ]
+    return captions
+
+
+def _upright(photo: Photo) -> tuple[Path | Image.Image, Image.Image]:
+    """What a `Caption` keeps of a photo, and its upright RGB pixels."""
+    if isinstance(photo, Image.Image):
+        image = to_upright_rgb(photo)
+        return image, image
+    return Path(photo), load_photo(photo)

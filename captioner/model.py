@@ -1,0 +1,275 @@
+"""The whole captioner as one Keras model: encoder, decoder, vocabulary and settings in one file."""
+
+import json
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import h5py
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import ops
+
+from captioner.decoder import Decoder
+from captioner.encoders import grid_of, image_size_of
+from captioner.errors import InputError
+from captioner.files import replacing
+from captioner.text import PAD, Vocabulary
+
+__all__ = ["Captioner", "load_model", "save_model"]
+
+
+@keras.saving.register_keras_serializable("captioner")
+class Captioner(keras.Model):
+    """Photos to captions: an encoder, a decoder, and what is needed to use them on a new photo.
+
+    Args:
+        encoder: a model from `captioner.encoders.build_encoder`; it stays frozen.
+        words: the vocabulary without special tokens, in the order of their ids.
+        resize: how photos become the encoder's square: `stretch`, `crop` or `pad`.
+        units, attention_units, embedding_units, attention, score, dropout: as for
+            `captioner.decoder.Decoder`.
+        regularizer: lambda of the doubly stochastic regulariser (eq. 14), on the paper's scale.
+        label_smoothing: share of the target probability spread over the vocabulary.
+        about: facts about the model's making, for people: data set, scores, version.
+
+    Call arguments: a dict with
+        regions: `(B, L, D)`, or instead photos: `(B, size, size, 3)` RGB 0..255;
+        tokens: `(B, C, T)` int: `<start>`, then the words; pads may follow.
+
+    Returns:
+        The dict of `Decoder.call`.
+
+    `fit` wants `x = {"regions": …, "tokens": tokens[:, :, :-1]}` and `y = tokens[:, :, 1:]`.
+    """
+
+    def __init__(
+        self,
+        encoder: keras.Model,
+        words: list[str],
+        resize: str = "stretch",
+        units: int = 512,
+        attention_units: int = 512,
+        embedding_units: int = 512,
+        attention: str = "soft",
+        score: str = "additive",
+        dropout: float = 0.5,
+        regularizer: float = 1.0,
+        label_smoothing: float = 0.0,
+        about: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        encoder.trainable = False
+        self.encoder = encoder
+        self.vocabulary = Vocabulary(words)
+        self.resize = resize
+        self.regularizer = regularizer
+        self.label_smoothing = label_smoothing
+        self.about = dict(about or {})
+        self.decoder = Decoder(
+            len(self.vocabulary),
+            units,
+            attention_units,
+            embedding_units,
+            attention,
+            score,
+            dropout,
+            dtype=self.dtype_policy,
+            name="decoder",
+        )
+        self.word_loss = keras.metrics.Mean(name="word_loss")
+        self.build()
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """`(gh, gw)`: rows and columns of the regions."""
+        return grid_of(self.encoder)
+
+    @property
+    def image_size(self) -> int:
+        """Side in pixels of the square that the encoder takes."""
+        return image_size_of(self.encoder)
+
+    @property
+    def has_attention(self) -> bool:
+        return self.decoder.attention is not None
+
+    def build(self, input_shape: Any = None) -> None:
+        """Makes the decoder's weights; the encoder alone decides their shapes."""
+        if not self.decoder.built:
+            self.decoder.build(self.encoder.output_shape)
+        self.built = True
+
+    def encode(self, photos: Any) -> Any:
+        """Regions `(B, L, D)` of photos `(B, size, size, 3)`, RGB 0..255."""
+        # training=False always: frozen BatchNorm must use its own statistics, never the batch's.
+        return self.encoder(photos, training=False)
+
+    def call(self, inputs: dict[str, Any], training: bool = False) -> dict[str, Any]:
+        regions = inputs["regions"] if "regions" in inputs else self.encode(inputs["photos"])
+        return self.decoder(regions, inputs["tokens"], training=training)
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        """Negative log-likelihood plus the doubly stochastic regulariser (eq. 14), per word.
+
+        Both are summed over captions and divided by the number of words, so that `regularizer`
+        weighs them as in the paper, where both are summed over a caption.
+        """
+        real = ops.cast(ops.not_equal(y, PAD), "float32")  # (B, C, T)
+        number_of_words = ops.maximum(ops.sum(real), 1.0)
+        logits = ops.cast(y_pred["logits"], "float32")
+        losses = ops.sparse_categorical_crossentropy(y, logits, from_logits=True)
+        loss = ops.sum(losses * real) / number_of_words
+        self.word_loss.update_state(loss, sample_weight=number_of_words)
+        if self.label_smoothing and training:
+            uniform = ops.logsumexp(logits, axis=-1) - ops.mean(logits, axis=-1)
+            share = self.label_smoothing
+            loss = (1 - share) * loss + share * ops.sum(uniform * real) / number_of_words
+        if self.has_attention and self.regularizer:
+            # Words after the end look nowhere: only real words count (REFERENCE.md, section 2).
+            looked = ops.sum(y_pred["attention"] * real[..., None], axis=2)  # (B, C, L)
+            is_caption = ops.max(real, axis=-1)  # 0 for the rows that fill up a batch
+            penalty = ops.sum(ops.square(1.0 - looked), axis=-1) * is_caption
+            loss = loss + self.regularizer * ops.sum(penalty) / number_of_words
+        return loss
+
+    def make_train_function(self, force: bool = False) -> None:
+        """As Keras', but compiled once for every shape of batch.
+
+        Keras compiles one function for all shapes; then the number of words is unknown while
+        compiling and the decoder's loop cannot be unrolled, the fastest way to run it.
+        """
+        if getattr(self, "train_function", None) is not None and not force:
+            return
+        strategy = self.distribute_strategy
+
+        @tf.autograph.experimental.do_not_convert
+        def run(batch: Any) -> Any:
+            logs = strategy.run(self.train_step, args=(batch,))
+            return {
+                name: strategy.reduce(tf.distribute.ReduceOp.MEAN, value, axis=None)
+                for name, value in logs.items()
+            }
+
+        step = run if self.run_eagerly else tf.function(run, reduce_retracing=False)
+        self.train_function = lambda batches: step(next(batches))
+
+    def get_config(self) -> dict[str, Any]:
+        decoder = self.decoder
+        return {
+            "name": self.name,
+            "dtype": keras.saving.serialize_keras_object(self.dtype_policy),
+            "encoder": keras.saving.serialize_keras_object(self.encoder),
+            "words": list(self.vocabulary.words[4:]),
+            "resize": self.resize,
+            "units": decoder.units,
+            "attention_units": decoder.attention_units,
+            "embedding_units": decoder.embedding_units,
+            "attention": decoder.attention_kind,
+            "score": decoder.score,
+            "dropout": decoder.dropout,
+            "regularizer": self.regularizer,
+            "label_smoothing": self.label_smoothing,
+            "about": self.about,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "Captioner":
+        config = dict(config)
+        for name in ("encoder", "dtype"):
+            config[name] = keras.saving.deserialize_keras_object(config[name], custom_objects)
+        return cls(**config)
+
+    def in_float32(self) -> "Captioner":
+        """A float32 model with this one's weights: what is evaluated, saved and shipped.
+
+        Training may run in mixed precision; captions must not depend on it. The encoder is float32
+        in both and is shared.
+        """
+        config = {**self.get_config(), "dtype": "float32", "encoder": self.encoder}
+        twin = Captioner(**config)
+        twin.take_weights(self)
+        return twin
+
+    def take_weights(self, other: "Captioner") -> None:
+        """Copies the decoder's weights from `other`."""
+        for mine, theirs in zip(self.decoder.weights, other.decoder.weights, strict=True):
+            mine.assign(theirs)
+
+
+def save_model(model: Captioner, path: Path, *, half: bool = False) -> None:
+    """Writes the model as one `.keras` file, whole or not at all.
+
+    Args:
+        model: what to save.
+        path: the file; it is replaced in one step, so a reader never sees half of it.
+        half: store the weights as float16, half the size; they are float32 again once loaded.
+    """
+    with replacing(path) as partial, tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        whole = Path(folder) / "model.keras"
+        model.save(whole)
+        (_with_half_weights(whole) if half else whole).replace(partial)
+
+
+def _with_half_weights(path: Path) -> Path:
+    """A copy of a `.keras` file beside it, whose float32 weights are float16."""
+    small, weights = path.with_name("half.keras"), path.with_name("weights.h5")
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(small, "w") as target:
+        for name in source.namelist():
+            if not name.endswith(".weights.h5"):
+                target.writestr(source.getinfo(name), source.read(name))
+                continue
+            with (
+                source.open(name) as stream,
+                h5py.File(stream, "r") as full,
+                h5py.File(weights, "w") as half,
+            ):
+                full.visititems(lambda key, item, half=half: _copy_half(half, key, item))
+            target.write(weights, name, zipfile.ZIP_DEFLATED)
+    return small
+
+
+def _copy_half(target: h5py.File, key: str, item: h5py.Group | h5py.Dataset) -> None:
+    if isinstance(item, h5py.Group):
+        copy = target.require_group(key)
+    else:
+        values = item[()]
+        is_float = values.dtype == np.float32
+        copy = target.create_dataset(key, data=values.astype(np.float16) if is_float else values)
+    for name, value in item.attrs.items():
+        copy.attrs[name] = value
+
+
+def load_model(path: Path) -> Captioner:
+    """Reads a `.keras` file written by `save_model`, in Keras' safe mode.
+
+    Nothing else is needed: no data set, no run folder, no weights package.
+
+    Raises:
+        InputError: no such file, not a `.keras` file, or not one of this program's.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: no such model file; train.py writes one, or leave --model out")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            config = json.loads(archive.read("config.json"))
+        if config.get("registered_name") != "captioner>Captioner":
+            raise InputError(
+                f"{path}: a Keras model, but no Captioner: use one that train.py wrote"
+            )
+        return keras.saving.load_model(path, compile=False, safe_mode=True)
+    except (zipfile.BadZipFile, KeyError, OSError, ValueError, TypeError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(
+            f"{path}: damaged, or not a .keras model of this version: {reason}"
+        ) from error

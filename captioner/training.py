@@ -1,0 +1,441 @@
+"""Training: the run folder, the schedule, checkpoints, resuming.
+
+A run folder holds `config.json`, `captioner.keras` (the best epoch, all that captioning needs),
+`checkpoint/state.npz` (to go on from), `history.csv`, `tensorboard/` and, at the end,
+`samples.html`. Every file is renamed into place, so whatever moment a run is stopped at, the folder
+can be used and the run resumed.
+"""
+
+import csv
+import dataclasses
+import io
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from captioner import __version__, datasets, metrics, overlay
+from captioner.batches import Batches
+from captioner.config import SearchConfig, TrainConfig
+from captioner.datasets import DataSet, Example
+from captioner.encoders import build_encoder
+from captioner.errors import InputError
+from captioner.features import Features, extract
+from captioner.files import replacing, write_text
+from captioner.images import Geometry, load_photo
+from captioner.inference import RUN_MODEL, Writer
+from captioner.model import Captioner, load_model, save_model
+from captioner.progress import Bar, bar, console, track
+from captioner.text import Vocabulary
+
+__all__ = ["train"]
+
+GREEDY = SearchConfig(beam=1)
+DEV_BATCH = 100  # photos written at once while scoring dev
+SAMPLE_PHOTOS = 16  # photos in samples.html
+HISTORY_FIELDS = (
+    *("epoch", "loss", "word_loss", "bleu_4", "cider", "learning_rate", "captions_per_second"),
+    "seconds",
+)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands; part of the checkpoint.
+
+    Attributes:
+        epoch: the epoch in progress, from 0.
+        batch: batches of it that are done.
+        best: the best dev score so far.
+        best_epoch: the epoch that had it; -1 before the first.
+        history: one row per finished epoch, as in `history.csv`.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    best: float = float("-inf")
+    best_epoch: int = -1
+    history: tuple[dict[str, float], ...] = ()
+
+
+def train(config: TrainConfig, out: Path, *, resume: bool = False) -> Path:
+    """Trains a captioner into a run folder.
+
+    Args:
+        config: all options.
+        out: the run folder.
+        resume: go on with the run that is there.
+
+    Returns:
+        The run's best model, a `.keras` file.
+
+    Raises:
+        InputError: the data cannot be used, or `out` holds another run.
+        KeyboardInterrupt: stopped by the user; the run folder is usable and can be resumed.
+    """
+    config = _resumed(config, out) if resume else config
+    _check_new(config, out, resume)
+    keras.utils.set_random_seed(config.training.seed)
+    data = _load_data(config)
+    # Before anything is written: most mistakes are in the data.
+    train_examples = data.split("train")[: config.data.limit]
+    dev_examples = data.split("dev")[: config.training.dev_photos]
+    write_text(out / "config.json", config.to_json())
+    console.print(data.summary(), soft_wrap=True)
+    vocabulary = Vocabulary.build(
+        (caption for example in train_examples for caption in example.captions),
+        min_count=config.data.min_count,
+        max_words=config.data.max_vocabulary,
+    )
+    if len(vocabulary) == 4:
+        raise InputError(
+            f"{data.root}: no word stands in train {config.data.min_count} times or more; "
+            "lower --min-count"
+        )
+    console.print(f"vocabulary: {len(vocabulary):,} words, from train")
+    encoder = build_encoder(config.model.encoder, config.model.image_size, config.model.weights)
+    features, unreadable = extract(
+        encoder,
+        config.model.encoder,
+        config.model.resize,
+        [example.path for example in (*train_examples, *dev_examples)],
+        out.parent / "features",
+    )
+    for reason in list(unreadable.values())[:5]:
+        console.print(f"skipped: {reason}", soft_wrap=True)
+    if unreadable:
+        console.print(f"skipped {len(unreadable)} photos that cannot be read")
+    train_examples = tuple(one for one in train_examples if one.path not in unreadable)
+    dev_examples = tuple(one for one in dev_examples if one.path not in unreadable)
+    if not train_examples or not dev_examples:
+        raise InputError(f"{data.root}: none of the photos of train or of dev can be read")
+
+    run = _Run(config, out, encoder, vocabulary, features, train_examples, dev_examples)
+    if resume:
+        run.restore()
+    try:
+        run.train()
+    except KeyboardInterrupt:
+        run.stop_early()
+        raise
+    run.write_samples()
+    return out / RUN_MODEL
+
+
+class _Run:
+    """One training run: model, optimizer and where it stands."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        out: Path,
+        encoder: keras.Model,
+        vocabulary: Vocabulary,
+        features: Features,
+        train_examples: Sequence[Example],
+        dev_examples: Sequence[Example],
+    ) -> None:
+        self.config, self.out = config, out
+        self.features, self.dev_examples = features, dev_examples
+        self.progress = Progress()
+        options, fit = config.model, config.training
+        self.batches = Batches(
+            features, train_examples, vocabulary, fit.batch_photos, config.data.max_words, fit.seed
+        )
+        self.model = Captioner(
+            encoder,
+            list(vocabulary.words[4:]),
+            resize=options.resize,
+            units=options.units,
+            attention_units=options.attention_units,
+            embedding_units=options.embedding_units,
+            attention=options.attention,
+            score=options.score,
+            dropout=options.dropout,
+            regularizer=options.regularizer,
+            label_smoothing=options.label_smoothing,
+            about={
+                "encoder": options.encoder,
+                "data": str(config.data.data and config.data.data.name),
+                "train_photos": len(train_examples),
+                "captioner": __version__,
+            },
+            dtype=_precision(fit.precision),
+        )
+        steps = self.batches.per_epoch * fit.epochs
+        schedule = keras.optimizers.schedules.CosineDecay(
+            0.0,
+            decay_steps=max(steps - self.batches.per_epoch // 2, 1),
+            alpha=0.01,
+            warmup_target=fit.learning_rate,
+            warmup_steps=max(self.batches.per_epoch // 2, 1),
+        )
+        optimizer = keras.optimizers.AdamW(
+            schedule, weight_decay=fit.weight_decay, global_clipnorm=fit.clip
+        )
+        self.model.compile(optimizer=optimizer, jit_compile=False)
+        optimizer.build(self.model.trainable_variables)
+        # What is scored and saved: float32, and compiled once for all epochs.
+        self.twin = self.model.in_float32()
+        self.writer = Writer(self.twin)
+        self.log = tf.summary.create_file_writer(str(out / "tensorboard"))
+
+    def train(self) -> None:
+        fit = self.config.training
+        console.print(
+            f"training {self.model.decoder.count_params():,} parameters on "
+            f"{self.batches.number_of_captions():,} captions, {self.model.dtype_policy.name}"
+        )
+        while self.progress.epoch < fit.epochs and not self._out_of_patience():
+            started = time.monotonic()
+            epoch = self.progress.epoch
+            self.batches.start_epoch(epoch, self.progress.batch)
+            if len(self.batches):
+                captions = self.batches.number_of_captions() / self.batches.per_epoch
+                with bar(
+                    f"Epoch {epoch + 1}/{fit.epochs}", self.batches.per_epoch, "batches"
+                ) as running:
+                    watcher = _Watcher(self, running, captions)
+                    history = self.model.fit(
+                        self.batches,
+                        initial_epoch=epoch,
+                        epochs=epoch + 1,
+                        shuffle=False,
+                        verbose=0,
+                        callbacks=[watcher],
+                    ).history
+                self._finish_epoch(history, watcher.captions_per_second, started)
+        best = self.progress
+        if best.best_epoch < best.epoch - 1 and self._out_of_patience():
+            console.print(f"no better dev score for {fit.patience} epochs: stopped")
+        console.print(
+            f"best: epoch {best.best_epoch + 1}, dev {fit.monitor} {100 * best.best:.1f} (greedy) "
+            f"→ {self.out / RUN_MODEL}",
+            soft_wrap=True,
+        )
+
+    def _out_of_patience(self) -> bool:
+        waited = self.progress.epoch - 1 - self.progress.best_epoch
+        return self.progress.best_epoch >= 0 and waited >= self.config.training.patience
+
+    def _finish_epoch(
+        self, history: dict[str, list[float]], captions_per_second: float, started: float
+    ) -> None:
+        """Scores dev, keeps the model if it is the best, writes history and checkpoint."""
+        progress, fit = self.progress, self.config.training
+        scores = self.score_dev()
+        row = {
+            "epoch": progress.epoch + 1,
+            "loss": history["loss"][-1],
+            "word_loss": history["word_loss"][-1],
+            **scores,
+            "learning_rate": float(self.model.optimizer.learning_rate),
+            "captions_per_second": captions_per_second,
+            "seconds": time.monotonic() - started,
+        }
+        value = scores[fit.monitor]
+        better = value > progress.best
+        self.progress = Progress(
+            epoch=progress.epoch + 1,
+            batch=0,
+            best=value if better else progress.best,
+            best_epoch=progress.epoch if better else progress.best_epoch,
+            history=(*progress.history, row),
+        )
+        if better:
+            self._save_model()
+        self.save()
+        _write_history(self.out / "history.csv", self.progress.history)
+        with self.log.as_default():
+            for name, number in row.items():
+                tf.summary.scalar(name, number, step=int(row["epoch"]))
+        self.log.flush()
+        console.print(
+            f"Epoch {row['epoch']}: loss {row['loss']:.3f}, "
+            f"dev BLEU-4 {100 * scores['bleu_4']:.1f}, "
+            f"CIDEr {100 * scores['cider']:.1f} (greedy), "
+            f"{'best so far, ' if better else ''}{row['seconds']:.0f} s"
+        )
+
+    def score_dev(self) -> dict[str, float]:
+        """BLEU-4 and CIDEr of freely generated dev captions: each photo once, all references."""
+        self.twin.take_weights(self.model)
+        candidates = {}
+        places = self.features.locate([example.path for example in self.dev_examples])
+        for first in track(
+            range(0, len(places), DEV_BATCH), "Scoring dev", -(-len(places) // DEV_BATCH), "batches"
+        ):
+            regions = self.features.read(places[first : first + DEV_BATCH])
+            for example, best in zip(
+                self.dev_examples[first:], self.writer.write(regions, GREEDY), strict=False
+            ):
+                words = self.twin.vocabulary.decode(best[0].tokens)
+                candidates[example.id] = " ".join(words)
+        references = {example.id: example.captions for example in self.dev_examples}
+        return metrics.fast_scores(candidates, references)
+
+    def _save_model(self) -> None:
+        self.twin.take_weights(self.model)
+        self.twin.about = {
+            **self.twin.about,
+            "epoch": self.progress.epoch,
+            "dev": {
+                name: value
+                for name, value in (self.progress.history or ({},))[-1].items()
+                if name in ("bleu_4", "cider")
+            },
+        }
+        save_model(self.twin, self.out / RUN_MODEL)
+
+    def save(self) -> None:
+        """Writes the checkpoint: weights, optimizer, random state, and where the run stands."""
+        arrays = {f"variable_{i}": v.numpy() for i, v in enumerate(self._variables())}
+        arrays["progress"] = np.array(json.dumps(dataclasses.asdict(self.progress)))
+        path = self.out / "checkpoint" / "state.npz"
+        with replacing(path) as partial, partial.open("wb") as stream:
+            np.savez(stream, **arrays)
+
+    def restore(self) -> None:
+        """Goes back to the checkpoint; a run stopped before its first one starts anew."""
+        path = self.out / "checkpoint" / "state.npz"
+        if not path.is_file():
+            console.print(f"{path}: no checkpoint yet, starting from the beginning")
+            return
+        with np.load(path) as arrays:
+            progress = json.loads(str(arrays["progress"]))
+            variables = self._variables()
+            if len(arrays.files) != len(variables) + 1:
+                raise InputError(f"{path}: a checkpoint of another model; start a new run")
+            for number, variable in enumerate(variables):
+                variable.assign(arrays[f"variable_{number}"])
+        progress["history"] = tuple(progress["history"])
+        self.progress = Progress(**progress)
+        console.print(
+            f"resuming at epoch {self.progress.epoch + 1}, batch {self.progress.batch + 1}"
+        )
+
+    def _variables(self) -> list[Any]:
+        """All that training changes: weights, dropout's random state, optimizer."""
+        model = self.model
+        return [*model.decoder.variables, *model.optimizer.variables]
+
+    def stop_early(self) -> None:
+        """What is kept when the user stops the run."""
+        self.save()
+        if self.progress.best_epoch < 0:
+            self._save_model()
+        console.print(
+            f"stopped. {self.out / RUN_MODEL} can be used; --resume goes on from here",
+            soft_wrap=True,
+        )
+
+    def write_samples(self) -> None:
+        """Captions dev photos with the best model, with maps, for people to look at."""
+        writer = Writer(load_model(self.out / RUN_MODEL))
+        model = writer.model
+        count = min(SAMPLE_PHOTOS, len(self.dev_examples))
+        # Spread over dev rather than its first photos, which in sorted data sets resemble.
+        chosen = [self.dev_examples[i * len(self.dev_examples) // count] for i in range(count)]
+        regions = self.features.read(self.features.locate([one.path for one in chosen]))
+        captions = []
+        for example, best in zip(chosen, writer.write(regions, SearchConfig()), strict=True):
+            photo = load_photo(example.path)
+            geometry = Geometry.of(photo, model.image_size, model.resize)
+            captions.append(writer.caption(best[0], geometry, example.path))
+        overlay.save_page(
+            captions,
+            self.out / "samples.html",
+            title=f"{self.out.name}: dev photos",
+            notes=[example.captions for example in chosen],
+        )
+        console.print(f"samples → {self.out / 'samples.html'}", soft_wrap=True)
+
+
+class _Watcher(keras.callbacks.Callback):
+    """Shows progress within an epoch and writes a checkpoint now and then."""
+
+    def __init__(self, run: _Run, running: Bar, captions_per_batch: float) -> None:
+        super().__init__()
+        self._run, self._bar = run, running
+        self._captions_per_batch = captions_per_batch
+        self._first_batch = run.progress.batch
+        self._started = self._saved = time.monotonic()
+        self._batches = 0
+
+    @property
+    def captions_per_second(self) -> float:
+        return self._batches * self._captions_per_batch / (time.monotonic() - self._started)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self._first_batch:
+            self._bar.skip(self._first_batch)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._batches += 1
+        run = self._run
+        run.progress = dataclasses.replace(run.progress, batch=self._first_batch + self._batches)
+        self._bar.advance(
+            1, f"{self.captions_per_second:.0f} captions/s  loss {float(logs['loss']):.3f}"
+        )
+        now = time.monotonic()
+        if now - self._saved > 60 * run.config.training.save_minutes:
+            run.save()
+            self._saved = now
+
+
+def _resumed(config: TrainConfig, out: Path) -> TrainConfig:
+    """The options of the run in `out`."""
+    path = out / "config.json"
+    if not path.is_file():
+        raise InputError(f"{out}: no run to resume here (no config.json); leave --resume out")
+    saved = TrainConfig.from_json(path.read_text(encoding="utf-8"), str(path))
+    if config != saved:
+        console.print(f"resuming with the options of {path}", soft_wrap=True)
+    return saved
+
+
+def _check_new(config: TrainConfig, out: Path, resume: bool) -> None:
+    if config.data.data is None:
+        raise InputError("--data PATH is needed: the data set to train on")
+    if not resume and (out / "config.json").exists():
+        raise InputError(f"{out}: holds a run already; add --resume, or choose another --out")
+
+
+def _load_data(config: TrainConfig) -> DataSet:
+    assert config.data.data is not None
+    return datasets.load(
+        config.data.data,
+        format=config.data.format,
+        images=config.data.images,
+        seed=config.training.seed,
+    )
+
+
+def _precision(choice: str) -> str:
+    if choice != "auto":
+        return choice
+    if tf.config.list_physical_devices("GPU"):
+        return "mixed_bfloat16"
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:  # not Linux
+        return "float32"
+    # Without these instructions bfloat16 is emulated, and slower than float32.
+    return "mixed_bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"
+
+
+def _write_history(path: Path, history: Sequence[dict[str, float]]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, HISTORY_FIELDS, lineterminator="\n")
+    writer.writeheader()
+    for row in history:
+        writer.writerow(
+            {name: value if name == "epoch" else f"{value:.6g}" for name, value in row.items()}
+        )
+    write_text(path, text.getvalue())

@@ -1,0 +1,139 @@
+"""Score functions and attention, against values worked out by hand."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from captioner.attention import SCORES, Attention, flat_matmul
+
+# B=1, C=1, L=2, Q=D=2
+QUERY = np.array([[[1.0, 2.0]]], "float32")
+KEYS = np.array([[[3.0, 4.0], [-1.0, 0.5]]], "float32")
+IDENTITY = np.eye(2, dtype="float32")
+
+
+def built(name: str, **arguments: object) -> keras.layers.Layer:
+    score = SCORES[name](**arguments)
+    score.build(QUERY.shape, KEYS.shape)
+    return score
+
+
+def test_dot_by_hand() -> None:
+    scores = built("dot")(QUERY, KEYS)
+    np.testing.assert_allclose(scores, [[[1 * 3 + 2 * 4, 1 * -1 + 2 * 0.5]]])
+
+
+def test_scaled_dot_by_hand() -> None:
+    scores = built("scaled-dot")(QUERY, KEYS)
+    np.testing.assert_allclose(scores, [[[11 / 2**0.5, 0]]], rtol=1e-6)
+
+
+def test_general_by_hand() -> None:
+    score = built("general")
+    score.kernel.assign([[1.0, 0.0], [10.0, 1.0]])  # (D, Q): key @ kernel = (k0 + 10 k1, k1)
+    np.testing.assert_allclose(score(QUERY, KEYS), [[[43 + 2 * 4, 4 + 2 * 0.5]]])
+
+
+def test_cosine_by_hand() -> None:
+    score = built("cosine", strength=2.0)
+    expected = 2 * 11 / (5**0.5 * 5), 0.0
+    np.testing.assert_allclose(score(QUERY, KEYS), [[expected]], rtol=1e-5, atol=1e-6)
+
+
+def test_additive_by_hand() -> None:
+    score = built("additive", units=2)
+    score.key_kernel.assign(IDENTITY)
+    score.query_kernel.assign(2 * IDENTITY)
+    score.bias.assign([0.5, -8.0])
+    score.vector.assign([[1.0], [3.0]])
+    expected = [
+        np.tanh(3 + 2 * 1 + 0.5) + 3 * np.tanh(4 + 2 * 2 - 8),
+        np.tanh(-1 + 2 * 1 + 0.5) + 3 * np.tanh(0.5 + 2 * 2 - 8),
+    ]
+    np.testing.assert_allclose(score(QUERY, KEYS), [[expected]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["dot", "scaled-dot", "cosine"])
+def test_projections_come_before_the_comparison(name: str) -> None:
+    score, plain = built(name, units=2), built(name)
+    score.query_kernel.assign([[0.0, 1.0], [1.0, 0.0]])  # swaps the channels
+    score.key_kernel.assign(2 * IDENTITY)
+    np.testing.assert_allclose(
+        score(QUERY, KEYS), plain(QUERY[..., ::-1].copy(), 2 * KEYS), rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", ["dot", "scaled-dot", "cosine"])
+def test_channels_must_agree_without_projection(name: str) -> None:
+    with pytest.raises(ValueError, match="query has 2, keys have 3; give units to project both"):
+        SCORES[name]().build((None, None, 2), (None, None, 3))
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_shapes(name: str) -> None:
+    # B=2, C=3, L=5, Q=7, D=11, A=13, values of 17 channels
+    random = np.random.default_rng(1)
+    query = random.normal(size=(2, 3, 7)).astype("float32")
+    keys = random.normal(size=(2, 5, 11)).astype("float32")
+    values = random.normal(size=(2, 5, 17)).astype("float32")
+    context, weights = Attention(name, units=13)(query, keys, values)
+    assert context.shape == (2, 3, 17)
+    assert weights.shape == (2, 3, 5)
+    np.testing.assert_allclose(ops.sum(weights, -1), np.ones((2, 3)), rtol=1e-5)
+    np.testing.assert_allclose(
+        context, np.einsum("bcl,bld->bcd", np.asarray(weights), values), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_softmax_and_weighted_sum_by_hand() -> None:
+    context, weights = Attention("dot", units=None)(QUERY, KEYS)
+    share = 1 / (1 + np.exp(-11.0))
+    np.testing.assert_allclose(weights, [[[share, 1 - share]]], rtol=1e-5, atol=1e-9)
+    np.testing.assert_allclose(
+        context, [[share * KEYS[0, 0] + (1 - share) * KEYS[0, 1]]], rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_masked_keys_weigh_nothing(name: str) -> None:
+    random = np.random.default_rng(2)
+    query = random.normal(size=(2, 3, 7)).astype("float32")
+    keys = random.normal(size=(2, 5, 7)).astype("float32")
+    mask = np.array([[True, True, False, True, False], [True, False, False, False, False]])
+    attention = Attention(name, units=13)
+    context, weights = attention(query, keys, keys_mask=mask)
+    assert np.all(np.asarray(weights)[:, 0][~mask] == 0)
+    shorter, _ = attention(query[:1], keys[:1, [0, 1, 3]])
+    np.testing.assert_allclose(context[:1], shorter, rtol=1e-4, atol=1e-6)
+
+
+def test_weights_are_float32_in_mixed_precision() -> None:
+    attention = Attention("additive", units=3, dtype="mixed_bfloat16")
+    context, weights = attention(QUERY, KEYS)
+    assert context.dtype == "bfloat16"
+    assert weights.dtype == "float32"
+    np.testing.assert_allclose(ops.sum(weights, -1), [[1.0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_config_round_trip(name: str) -> None:
+    attention = Attention(name, units=3)
+    twin = Attention.from_config(attention.get_config())
+    assert twin.get_config() == attention.get_config()
+    attention(QUERY, KEYS)
+    twin(QUERY, KEYS)
+    assert [w.shape for w in twin.weights] == [w.shape for w in attention.weights]
+    score = SCORES[name].from_config(attention.score.get_config())
+    assert score.get_config() == attention.score.get_config()
+
+
+def test_unknown_score() -> None:
+    with pytest.raises(ValueError, match="score must be one of additive, dot"):
+        Attention("sine")
+
+
+def test_flat_matmul_is_matmul() -> None:
+    random = np.random.default_rng(3)
+    x, kernel = random.normal(size=(2, 3, 5)), random.normal(size=(5, 7))
+    np.testing.assert_allclose(flat_matmul(ops.array(x), ops.array(kernel)), x @ kernel, rtol=1e-5)
