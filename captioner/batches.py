@@ -57,6 +57,8 @@ class Batches(keras.utils.PyDataset):
         self._features = features
         rows = [token_rows(vocabulary, example.captions, max_words) for example in examples]
         kept = [number for number, captions in enumerate(rows) if captions]
+        if not kept:
+            raise ValueError("no caption has a word: there is nothing to train on")
         self._rows = [rows[number] for number in kept]
         self._places = features.locate([examples[number].path for number in kept])
         self._captions = max(len(captions) for captions in self._rows)

@@ -58,13 +58,13 @@ class ModelConfig:
     """How a region is compared with the decoder's state."""
     units: int = 512
     """LSTM units."""
-    attention_units: int = 512
+    attention_units: int = 256
     """Hidden units of the score."""
     embedding_units: int = 512
     """Size of a word vector."""
     dropout: float = 0.5
     """Share of units dropped while training."""
-    regularizer: float = 1.0
+    regularizer: float = 0.3
     """Lambda of the doubly stochastic regulariser (paper, eq. 14)."""
     label_smoothing: float = 0.0
     """Share of the target probability spread over all words."""
@@ -74,7 +74,7 @@ class ModelConfig:
 class TrainingConfig:
     """How it is trained."""
 
-    epochs: int = 12
+    epochs: int = 14
     """Times that every train photo is seen, with all its captions."""
     batch_photos: int = 32
     """Photos per step, each with all its captions."""

@@ -130,7 +130,9 @@ def extract(
     rows, columns = grid_of(encoder)
     depth = encoder.output_shape[-1]
     encode = tf.function(
-        lambda batch: tf.cast(encoder(batch, training=False), tf.float16), reduce_retracing=True
+        lambda batch: tf.cast(encoder(batch, training=False), tf.float16),
+        reduce_retracing=True,
+        autograph=False,
     )
     unreadable: dict[Path, str] = {}
     shard = _ShardWriter(folder, (rows * columns, depth))

@@ -57,9 +57,9 @@ class Writer:
     def __init__(self, model: Captioner) -> None:
         self.model = model
         # Traced once for all numbers of photos and beams: tracing costs more than a caption.
-        self._encode = tf.function(model.encode, reduce_retracing=True)
-        self._begin = tf.function(model.decoder.begin, reduce_retracing=True)
-        self._step = tf.function(self._log_step, reduce_retracing=True)
+        self._encode = tf.function(model.encode, reduce_retracing=True, autograph=False)
+        self._begin = tf.function(model.decoder.begin, reduce_retracing=True, autograph=False)
+        self._step = tf.function(self._log_step, reduce_retracing=True, autograph=False)
 
     def encode(self, squares: np.ndarray) -> np.ndarray:
         """Regions `(B, L, D)` of squares `(B, size, size, 3)`."""

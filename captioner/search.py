@@ -322,7 +322,7 @@ class _Limits:
 
     def allowed(self, log_probabilities: np.ndarray, words: int) -> np.ndarray:
         """A `(B, K, V)` copy in which tokens not allowed after `words` words are at -inf."""
-        # Sums over many words are ranked: float64, so that rounding does not decide.
+        # Sums over words are ranked, and sums over V drawn from: float64 whatever the model's.
         allowed = np.array(log_probabilities, np.float64)
         if np.isnan(allowed).any():
             raise ValueError(f"the step returned NaN log probabilities after {words} words")

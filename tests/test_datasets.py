@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from captioner import datasets
+from captioner import photo_index
 from captioner.datasets import FORMATS, DataSet, Example, Problem, load
 from captioner.errors import InputError
 
@@ -340,6 +340,15 @@ def test_folder_takes_splits_from_its_top_folders(tmp_path: Path) -> None:
     }
 
 
+def test_a_data_set_may_lie_in_a_hidden_folder_but_its_hidden_files_are_left_out(
+    tmp_path: Path,
+) -> None:
+    table = "image,caption\na.jpg,A dog\n"
+    write(tmp_path, {".data/own.csv": table, ".data/.own.csv": table, **photos(".data/a.jpg")})
+    (tmp_path / ".data" / "folder.csv").mkdir()
+    assert contents(load(tmp_path / ".data")) == {"a.jpg": (("A dog",), "train")}
+
+
 def test_linked_folders_are_followed_once(tmp_path: Path) -> None:
     write(tmp_path, {"away/2.jpg": b"", "away/2.txt": "A dog."})
     (tmp_path / "data").mkdir()
@@ -381,7 +390,7 @@ def test_layouts_are_looked_for_in_the_documented_order(tmp_path: Path) -> None:
 def test_captions_and_photos_in_different_places(tmp_path: Path) -> None:
     write(tmp_path, {"texts/own.csv": "image,caption\nx/a.jpg,A\n", **photos("pictures/x/a.jpg")})
     by_file = load(tmp_path / "texts/own.csv", images=tmp_path / "pictures")
-    by_folder = load(tmp_path / "pictures", captions=tmp_path / "texts/own.csv")
+    by_folder = load(tmp_path / "texts", images=tmp_path / "pictures")
     assert by_file.examples == by_folder.examples
     assert by_file.examples == (Example("x/a.jpg", tmp_path / "pictures/x/a.jpg", ("A",), "train"),)
 
@@ -441,7 +450,7 @@ def test_every_folder_is_listed_once_whatever_the_number_of_captions(
     write(tmp_path, photos(*(f"Images/{name}" for name in names)))
     listed: list[str] = []
     asked: list[str] = []
-    list_folder, stat = datasets._list_folder, os.stat
+    list_folder, stat = photo_index.list_folder, os.stat
 
     def counted_list_folder(folder: str) -> tuple[list[str], list[str]]:
         listed.append(folder)
@@ -451,7 +460,7 @@ def test_every_folder_is_listed_once_whatever_the_number_of_captions(
         asked.append(path)
         return stat(path, **options)
 
-    monkeypatch.setattr(datasets, "_list_folder", counted_list_folder)
+    monkeypatch.setattr(photo_index, "list_folder", counted_list_folder)
     monkeypatch.setattr(os, "stat", counted_stat)
     assert len(load(tmp_path).examples) == 101
     assert sorted(listed) == [str(tmp_path), str(tmp_path / "Images")]
@@ -713,12 +722,8 @@ def test_paths_and_options_that_are_wrong(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     assert refusal(gone) == f"data set: {gone} does not exist"
     assert refusal(csv, images=gone) == f"--images: {gone} does not exist"
-    assert refusal(tmp_path, captions=gone) == f"--captions: {gone} does not exist"
     assert refusal(csv, images=csv) == (
         f"--images: {csv} is a file; give the folder that holds the photos"
-    )
-    assert refusal(csv, captions=csv) == (
-        f"--captions takes a file and needs a folder: {csv} and {csv} are not so"
     )
     assert refusal(tmp_path, format="voc") == (
         "unknown format 'voc': choose one of flickr8k, karpathy, flickr30k, flickr8k-kaggle, coco, "
@@ -741,7 +746,7 @@ def test_a_folder_without_a_data_set(tmp_path: Path) -> None:
     )
     assert refusal(tmp_path, format="flickr8k") == (
         f"no data set found in {tmp_path}: it holds none of Flickr8k.token.txt (flickr8k); "
-        "give the captions file with --captions"
+        "give the captions file itself with --data and the folder of photos with --images"
     )
 
 
@@ -808,7 +813,7 @@ def test_files_and_folders_that_may_not_be_read(
         raise PermissionError(13, "Permission denied")
 
     csv = write(tmp_path, {"own.csv": "image,caption\na.jpg,A\n", **photos("a.jpg")}) / "own.csv"
-    monkeypatch.setattr(datasets, "_list_folder", refuse)
+    monkeypatch.setattr(photo_index, "list_folder", refuse)
     assert refusal(csv).startswith("no photo of the 1 named in ")
     monkeypatch.setattr(Path, "read_bytes", refuse)
     assert refusal(csv) == f"{csv} cannot be read: Permission denied"

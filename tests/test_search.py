@@ -275,6 +275,7 @@ def test_log_probabilities_are_those_of_the_words():
         tokens = (START, START, *each.tokens, END)
         expected = [table[tokens[i - 2], tokens[i - 1], tokens[i]] for i in range(2, len(tokens))]
         np.testing.assert_allclose(each.log_probabilities, expected[: len(each.tokens)])
+        assert each.log_probabilities.dtype == np.float64
         assert each.score == pytest.approx(sum(expected) / len(expected) ** 0.7, rel=1e-5)
 
 

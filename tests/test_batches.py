@@ -1,0 +1,110 @@
+"""Training batches."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from captioner.batches import Batches, token_rows
+from captioner.datasets import Example
+from captioner.text import END, PAD, START, UNKNOWN, Vocabulary
+
+VOCABULARY = Vocabulary.build(["a b c d e f g"])
+
+
+class FakeFeatures:
+    """Regions whose every number is the photo's own."""
+
+    def locate(self, photos: list[Path]) -> list[int]:
+        return [int(photo.stem) for photo in photos]
+
+    def read(self, places: list[int]) -> np.ndarray:
+        return np.stack([np.full((3, 5), place, np.float16) for place in places])
+
+
+def batches(captions: list[tuple[str, ...]], batch_photos: int = 2, seed: int = 0) -> Batches:
+    examples = [
+        Example(str(number), Path(f"{number}.jpg"), texts, "train")
+        for number, texts in enumerate(captions, 1)
+    ]
+    return Batches(FakeFeatures(), examples, VOCABULARY, batch_photos, 6, seed)  # type: ignore[arg-type]
+
+
+def test_token_rows() -> None:
+    a, b, c = VOCABULARY.encode("a b c")
+    rows = token_rows(VOCABULARY, ["a b", " . ", "c zebra c", "a b c c"], max_words=3)
+    assert rows == [
+        [START, a, b, END],
+        [START, c, UNKNOWN, c, END],
+        [START, a, b, c],  # cut: it did not end there
+    ]
+
+
+def test_an_epoch_holds_every_photo_once_with_its_own_captions() -> None:
+    captions = [("a", "b c"), ("d",), ("a b c d e", "f", "g"), ("g g",), ("e f g a b",)]
+    data = batches(captions)
+    assert len(data) == data.per_epoch == 3
+    assert data.number_of_captions() == 8
+    seen = []
+    for index in range(len(data)):
+        x, y = data[index]
+        assert x["regions"].shape == (2, 3, 5)
+        assert x["tokens"].shape == y.shape
+        assert x["tokens"].shape[:2] == (2, 3)
+        assert x["tokens"].shape[2] % 4 == 0
+        for photo in range(2):
+            number = int(x["regions"][photo, 0, 0])
+            if number == 0:
+                assert not y[photo].any()  # fills up the last batch
+                continue
+            seen.append(number)
+            expected = token_rows(VOCABULARY, captions[number - 1], 6)
+            for row in range(3):
+                previous, following = x["tokens"][photo, row], y[photo, row]
+                tokens = expected[row] if row < len(expected) else []
+                assert [token for token in following if token != PAD] == tokens[1:]
+                assert [token for token in previous if token != PAD][: len(tokens) - 1] == tokens[
+                    :-1
+                ]
+    assert sorted(seen) == [1, 2, 3, 4, 5]
+
+
+def order(data: Batches) -> list[int]:
+    return [int(n) for i in range(len(data)) for n in data[i][0]["regions"][:, 0, 0]]
+
+
+def test_order_depends_on_epoch_and_seed_alone() -> None:
+    captions = [("a",)] * 30
+    first, second = batches(captions), batches(captions)
+    second.start_epoch(3)
+    second.start_epoch(0)
+    assert order(first) == order(second)
+    second.start_epoch(1)
+    assert order(first) != order(second)
+    assert order(first) != order(batches(captions, seed=1))
+
+
+def test_a_resumed_epoch_leaves_out_what_was_done() -> None:
+    whole, rest = batches([("a",)] * 30), batches([("a",)] * 30)
+    whole.start_epoch(2)
+    rest.start_epoch(2, first_batch=4)
+    assert len(rest) == len(whole) - 4
+    assert order(rest) == order(whole)[8:]
+    assert rest.per_epoch == 15
+
+
+def test_batches_hold_captions_of_similar_length() -> None:
+    captions = [("a",), ("a b c d e f",)] * 20
+    data = batches(captions)
+    lengths = [data[index][1].shape[2] for index in range(len(data))]
+    assert sorted(lengths) == [4] * 10 + [8] * 10
+
+
+def test_photos_without_a_usable_caption_are_left_out() -> None:
+    data = batches([("a",), (" . ",), ("b",)])
+    assert sorted(order(data)) == [1, 3]
+
+
+def test_no_photo_with_words_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no caption has a word"):
+        batches([(" . ",)])

@@ -1,0 +1,211 @@
+"""The decoder against the paper's equations, written out in numpy."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from captioner.decoder import Decoder
+
+# B=2 photos, C=3 captions, T=4 words, L=6 regions, D=7 channels, H=11, A=5, E=13, V=17
+B, C, T, L, D, H, A, E, V = 2, 3, 4, 6, 7, 11, 5, 13, 17
+
+
+@pytest.fixture
+def regions() -> np.ndarray:
+    return np.random.default_rng(1).normal(size=(B, L, D)).astype("float32")
+
+
+@pytest.fixture
+def tokens() -> np.ndarray:
+    return np.random.default_rng(2).integers(0, V, (B, C, T)).astype("int32")
+
+
+def decoder(**arguments: object) -> Decoder:
+    keras.utils.set_random_seed(3)
+    layer = Decoder(V, H, A, E, **arguments)
+    layer.build((None, L, D))
+    # Biases start at zero: any value will do, as long as leaving one out is seen.
+    for weight in layer.weights:
+        if "seed" not in weight.path:
+            weight.assign(keras.random.normal(weight.shape, stddev=0.5))
+    return layer
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def paper(layer: Decoder, regions: np.ndarray, words: np.ndarray) -> dict[str, np.ndarray]:
+    """One photo, one caption, one region at a time: Xu et al. 2015, eqs. 1-7."""
+    value = {weight.path.split("decoder/")[-1]: np.asarray(weight) for weight in layer.weights}
+    mean = regions.mean(axis=0)
+    h = np.tanh(mean @ value["initial_hidden/kernel"] + value["initial_hidden/bias"])
+    c = np.tanh(mean @ value["initial_cell/kernel"] + value["initial_cell/bias"])
+    logits, alphas, betas = [], [], []
+    for word in words:
+        embedded = value["embedding/embeddings"][word]
+        score = "attention/score/"
+        e = [
+            value[f"{score}vector"][:, 0]
+            @ np.tanh(
+                a_i @ value[f"{score}key_kernel"]
+                + h @ value[f"{score}query_kernel"]
+                + value[f"{score}bias"]
+            )
+            for a_i in regions
+        ]
+        alpha = np.exp(e) / np.exp(e).sum()
+        beta = sigmoid(h @ value["gate/kernel"] + value["gate/bias"])
+        z = beta * sum(weight * a_i for weight, a_i in zip(alpha, regions, strict=True))
+        lstm = (
+            embedded @ value["word_kernel"]
+            + z @ value["context_kernel"]
+            + h @ value["recurrent_kernel"]
+            + value["lstm_bias"]
+        )
+        i, f, g, o = np.split(lstm, 4)
+        c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+        h = sigmoid(o) * np.tanh(c)
+        head = np.tanh(
+            embedded
+            + h @ value["head_hidden/kernel"]
+            + value["head_hidden/bias"]
+            + z @ value["head_context/kernel"]
+        )
+        logits.append(head @ value["head_words/kernel"] + value["head_words/bias"])
+        alphas.append(alpha)
+        betas.append(beta[0])
+    return {"logits": np.array(logits), "attention": np.array(alphas), "gate": np.array(betas)}
+
+
+def test_teacher_forcing_is_the_papers_mathematics(
+    regions: np.ndarray, tokens: np.ndarray
+) -> None:
+    layer = decoder()
+    outputs = layer(regions, tokens)
+    assert outputs["logits"].shape == (B, C, T, V)
+    assert outputs["attention"].shape == (B, C, T, L)
+    assert outputs["gate"].shape == (B, C, T)
+    for photo in range(B):
+        for caption in range(C):
+            expected = paper(layer, regions[photo], tokens[photo, caption])
+            for name, value in expected.items():
+                np.testing.assert_allclose(
+                    outputs[name][photo, caption], value, rtol=2e-4, atol=2e-5, err_msg=name
+                )
+
+
+@pytest.mark.parametrize("score", ["additive", "dot", "scaled-dot", "general", "cosine"])
+@pytest.mark.parametrize("attention", ["soft", "none"])
+def test_free_steps_agree_with_teacher_forcing(
+    attention: str, score: str, regions: np.ndarray, tokens: np.ndarray
+) -> None:
+    layer = decoder(attention=attention, score=score)
+    forced = layer(regions, tokens)
+    memory, state = layer.begin(regions, captions=C)
+    for position in range(T):
+        output = layer.step(tokens[:, :, position], state, memory)
+        state = output.state
+        np.testing.assert_allclose(
+            output.logits, forced["logits"][:, :, position], rtol=1e-4, atol=1e-5
+        )
+        if attention == "none":
+            assert output.attention is None
+            assert output.gate is None
+        else:
+            np.testing.assert_allclose(
+                output.attention, forced["attention"][:, :, position], rtol=1e-4, atol=1e-6
+            )
+            np.testing.assert_allclose(
+                output.gate, forced["gate"][:, :, position], rtol=1e-4, atol=1e-6
+            )
+
+
+def test_without_attention_every_word_sees_the_mean(
+    regions: np.ndarray, tokens: np.ndarray
+) -> None:
+    layer = decoder(attention="none")
+    outputs = layer(regions, tokens)
+    assert set(outputs) == {"logits"}
+    shuffled = layer(regions[:, ::-1].copy(), tokens)
+    np.testing.assert_allclose(outputs["logits"], shuffled["logits"], rtol=1e-4, atol=1e-5)
+
+
+def test_a_caption_does_not_depend_on_its_neighbours(
+    regions: np.ndarray, tokens: np.ndarray
+) -> None:
+    layer = decoder()
+    together = layer(regions, tokens)
+    alone = layer(regions[1:], tokens[1:, 2:])
+    np.testing.assert_allclose(together["logits"][1:, 2:], alone["logits"], rtol=1e-4, atol=1e-5)
+
+
+def test_later_words_do_not_change_earlier_ones(regions: np.ndarray, tokens: np.ndarray) -> None:
+    layer = decoder()
+    changed = tokens.copy()
+    changed[:, :, 2:] = (changed[:, :, 2:] + 1) % V
+    first, second = layer(regions, tokens)["logits"], layer(regions, changed)["logits"]
+    np.testing.assert_allclose(first[:, :, :2], second[:, :, :2], rtol=1e-5)
+    assert np.abs(np.asarray(first - second)[:, :, 2:]).max() > 0.01
+
+
+def test_dropout_only_while_training(regions: np.ndarray, tokens: np.ndarray) -> None:
+    layer = decoder(dropout=0.5)
+    np.testing.assert_array_equal(
+        layer(regions, tokens)["logits"], layer(regions, tokens)["logits"]
+    )
+    first = layer(regions, tokens, training=True)["logits"]
+    second = layer(regions, tokens, training=True)["logits"]
+    assert np.abs(np.asarray(first - second)).max() > 0.01
+
+
+def test_forget_gate_starts_open() -> None:
+    layer = Decoder(V, H, A, E)
+    layer.build((None, L, D))
+    expected = np.concatenate([np.zeros(H), np.ones(H), np.zeros(2 * H)])
+    np.testing.assert_array_equal(layer.lstm_bias, expected)
+
+
+@pytest.mark.parametrize("attention", ["soft", "none"])
+def test_contract(attention: str, regions: np.ndarray, tokens: np.ndarray) -> None:
+    """Config round trip, same outputs with the same weights, finite gradients, mixed precision."""
+    layer = decoder(attention=attention, score="general")
+    twin = Decoder.from_config(layer.get_config())
+    assert twin.get_config() == layer.get_config()
+    twin.build((None, L, D))
+    twin.set_weights(layer.get_weights())
+    expected = layer(regions, tokens)["logits"]
+    np.testing.assert_array_equal(twin(regions, tokens)["logits"], expected)
+
+    mixed = Decoder.from_config({**layer.get_config(), "dtype": "mixed_bfloat16"})
+    mixed.build((None, L, D))
+    mixed.set_weights(layer.get_weights())
+    outputs = mixed(regions, tokens)
+    assert outputs["logits"].dtype == "bfloat16"
+    np.testing.assert_allclose(
+        ops.cast(outputs["logits"], "float32"), expected, atol=0.25, rtol=0.05
+    )
+    assert {weight.dtype for weight in mixed.trainable_weights} == {"float32"}
+
+
+def test_unknown_length_is_refused(regions: np.ndarray) -> None:
+    import tensorflow as tf
+
+    layer = decoder()
+
+    @tf.function(input_signature=[tf.TensorSpec((B, C, None), tf.int32)])
+    def run(tokens):  # type: ignore[no-untyped-def]
+        return layer(regions, tokens)
+
+    with pytest.raises(ValueError, match="give tokens a static shape"):
+        run(np.zeros((B, C, T), np.int32))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"attention": "sharp"}, "attention must be one of"), ({"score": "sum"}, "score must be")],
+)
+def test_unknown_kinds(arguments: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Decoder(V, **arguments)

@@ -1,0 +1,132 @@
+"""Regions on disk."""
+
+import json
+import os
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from PIL import Image
+
+from captioner import features
+from captioner.features import Features, extract, store_name
+
+
+def write_photos(folder: Path, count: int) -> list[Path]:
+    folder.mkdir(exist_ok=True)
+    random = np.random.default_rng(0)
+    paths = []
+    for number in range(count):
+        pixels = random.integers(0, 255, (24 + number, 31, 3), dtype="uint8")
+        paths.append(folder / f"{number}.png")
+        Image.fromarray(pixels).save(paths[-1])
+    return paths
+
+
+def encoded(encoder: keras.Model, path: Path) -> np.ndarray:
+    square = Image.open(path).resize((24, 24), Image.Resampling.BICUBIC)
+    return np.asarray(encoder(np.asarray(square)[None].astype("float32")))[0]
+
+
+def test_rows_are_the_encoders_regions(tiny_encoder: keras.Model, tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", 5)
+    store, unreadable = extract(tiny_encoder, "tiny", "stretch", photos, tmp_path / "stores")
+    assert unreadable == {}
+    assert len(store) == 5
+    order = [photos[3], photos[0], photos[3]]
+    rows = store.read(store.locate(order))
+    assert rows.shape == (3, 6, 7)
+    assert rows.dtype == np.float16
+    for row, path in zip(rows, order, strict=True):
+        np.testing.assert_allclose(row, encoded(tiny_encoder, path), rtol=2e-3, atol=2e-3)
+
+
+def test_extraction_goes_on_after_a_kill(
+    tiny_encoder: keras.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(features, "SHARD_PHOTOS", 3)
+    monkeypatch.setattr(features, "BATCH_PHOTOS", 2)
+    photos = write_photos(tmp_path / "photos", 8)
+    read: list[Path] = []
+    load = features.load_photo
+
+    def load_until_killed(path: Path) -> Image.Image:
+        if len(read) == 7:
+            raise KeyboardInterrupt
+        read.append(path)
+        return load(path)
+
+    monkeypatch.setattr(features, "load_photo", load_until_killed)
+    with pytest.raises(KeyboardInterrupt):
+        extract(tiny_encoder, "tiny", "stretch", photos, tmp_path)
+    folder = tmp_path / store_name(tiny_encoder, "tiny", "stretch")
+    done = len(Features(folder))
+    assert not list(folder.glob("*partial*"))
+
+    read.clear()
+    monkeypatch.setattr(features, "load_photo", lambda path: read.append(path) or load(path))
+    store, _ = extract(tiny_encoder, "tiny", "stretch", photos, tmp_path)
+    assert len(read) == 8 - done < 8
+    assert len(store) == 8
+    for path in photos:
+        row = store.read(store.locate([path]))[0]
+        np.testing.assert_allclose(row, encoded(tiny_encoder, path), rtol=2e-3, atol=2e-3)
+
+    read.clear()
+    extract(tiny_encoder, "tiny", "stretch", photos, tmp_path)
+    assert read == []
+
+
+def test_an_array_without_its_list_does_not_count(
+    tiny_encoder: keras.Model, tmp_path: Path
+) -> None:
+    photos = write_photos(tmp_path / "photos", 2)
+    folder = tmp_path / store_name(tiny_encoder, "tiny", "stretch")
+    folder.mkdir()
+    (folder / "regions-00000.npy").write_bytes(b"half an array")
+    store, _ = extract(tiny_encoder, "tiny", "stretch", photos, tmp_path)
+    assert len(store) == 2
+
+
+def test_a_stale_store_cannot_be_used(tiny_encoder: keras.Model, tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", 2)
+    store, _ = extract(tiny_encoder, "tiny", "stretch", photos, tmp_path)
+    before = store.read(store.locate(photos))
+
+    # Another photo under the same name.
+    Image.new("RGB", (31, 24), "red").save(photos[0])
+    os.utime(photos[0], ns=(1, 1))
+    assert photos[0] not in store
+    store, _ = extract(tiny_encoder, "tiny", "stretch", photos, tmp_path)
+    after = store.read(store.locate(photos))
+    assert np.abs(after[0] - before[0]).max() > 0.01
+    np.testing.assert_array_equal(after[1], before[1])
+
+    # Other weights, other resize: other stores.
+    names = {store_name(tiny_encoder, "tiny", resize) for resize in ("stretch", "crop")}
+    kernel = next(weight for weight in tiny_encoder.weights if "kernel" in weight.path)
+    kernel.assign(kernel + 0.001)
+    names.add(store_name(tiny_encoder, "tiny", "stretch"))
+    assert len(names) == 3
+
+
+def test_unreadable_photos_are_named_and_left_out(
+    tiny_encoder: keras.Model, tmp_path: Path
+) -> None:
+    photos = write_photos(tmp_path / "photos", 3)
+    photos[1].write_bytes(photos[1].read_bytes()[:200])
+    store, unreadable = extract(tiny_encoder, "tiny", "pad", photos, tmp_path)
+    assert list(unreadable) == [photos[1]]
+    assert str(photos[1]) in unreadable[photos[1]]
+    assert len(store) == 2
+    with pytest.raises(KeyError):
+        store.locate([photos[1]])
+
+
+def test_lists_are_plain_json(tiny_encoder: keras.Model, tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", 2)
+    store, _ = extract(tiny_encoder, "tiny", "stretch", photos, tmp_path)
+    (listing,) = store.folder.glob("*.json")
+    keys = json.loads(listing.read_text())["photos"]
+    assert [key.split("|")[0] for key in keys] == [str(photo.resolve()) for photo in photos]

@@ -1,0 +1,210 @@
+"""Training runs: what they leave, how they stop and how they go on."""
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import captioner
+from captioner import training
+from captioner.__main__ import main
+from captioner.config import DataConfig, ModelConfig, TrainConfig, TrainingConfig
+from captioner.errors import InputError
+from captioner.training import train
+
+COLOURS = ("red", "green", "blue", "white", "black", "orange", "purple")
+EPOCHS = 3
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fourteen one-coloured photos, each with two captions in a .txt beside it."""
+    folder = tmp_path_factory.mktemp("data")
+    for number in range(14):
+        colour = COLOURS[number % 7]
+        Image.new("RGB", (80 + number, 70), colour).save(folder / f"{number}.png")
+        (folder / f"{number}.txt").write_text(f"a {colour} wall\nthe wall is {colour}\n")
+    return folder
+
+
+def config(photos: Path, **training_options: object) -> TrainConfig:
+    options = {"epochs": EPOCHS, "batch_photos": 3, "precision": "float32", **training_options}
+    return TrainConfig(
+        DataConfig(data=photos, min_count=1),
+        ModelConfig(weights="none", image_size=64, units=11, attention_units=5, embedding_units=3),
+        TrainingConfig(**options),  # type: ignore[arg-type]
+    )
+
+
+def weights(run: Path) -> list[np.ndarray]:
+    with np.load(run / "checkpoint" / "state.npz") as arrays:
+        return [arrays[name] for name in arrays.files if name != "progress"]
+
+
+@pytest.fixture(scope="module")
+def finished(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing disturbed."""
+    run = tmp_path_factory.mktemp("runs") / "finished"
+    train(config(photos), run)
+    return run
+
+
+def test_what_a_run_leaves(finished: Path, photos: Path) -> None:
+    names = {path.name for path in finished.iterdir()}
+    assert names == {
+        *("config.json", "captioner.keras", "checkpoint", "history.csv", "tensorboard"),
+        "samples.html",
+    }
+    with (finished / "history.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["epoch"] for row in rows] == ["1", "2", "3"]
+    assert float(rows[-1]["word_loss"]) < float(rows[0]["word_loss"])
+    assert all(0 <= float(row["bleu_4"]) <= 1 for row in rows)
+    saved = TrainConfig.from_json((finished / "config.json").read_text())
+    assert saved == config(photos)
+    assert list((finished / "tensorboard").glob("events*"))
+    page = (finished / "samples.html").read_text()
+    assert page.count("<img") == 1  # one dev photo in ten of 14
+    model = captioner.load(finished)
+    caption = captioner.describe(model, photos / "3.png", beam=2)
+    assert set(caption.words) <= {"a", "wall", "the", "is", *COLOURS}
+    assert caption.attention.shape == (len(caption.words), 2, 2)
+    assert model.about["data"] == photos.name
+
+
+def interrupt_at(monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
+    """Ctrl-C after a number of batches."""
+    seen = []
+    original = training._Watcher.on_train_batch_end
+
+    def on_train_batch_end(self: training._Watcher, number: int, logs: object = None) -> None:
+        original(self, number, logs)
+        seen.append(number)
+        if len(seen) == batch:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(training._Watcher, "on_train_batch_end", on_train_batch_end)
+
+
+@pytest.mark.parametrize("batch", [2, 4, 7])  # of 4 per epoch: within, at the end of, after one
+def test_interrupted_and_resumed_is_the_same_as_undisturbed(
+    photos: Path,
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    batch: int,
+) -> None:
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, batch)
+        with pytest.raises(KeyboardInterrupt):
+            train(config(photos), run)
+    captioner.load(run)  # usable already
+    train(TrainConfig(), run, resume=True)
+    for mine, expected in zip(weights(run), weights(finished), strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-6)
+    with (run / "history.csv").open() as mine, (finished / "history.csv").open() as expected:
+        scores = [
+            [(row["epoch"], row["bleu_4"], row["cider"]) for row in csv.DictReader(stream)]
+            for stream in (mine, expected)
+        ]
+    assert scores[0] == scores[1]
+
+
+def test_killed_while_writing_a_checkpoint(
+    photos: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    writes = []
+    savez = np.savez
+
+    def killed(stream, **arrays):  # type: ignore[no-untyped-def]
+        writes.append(stream)
+        if len(writes) == 2:
+            stream.write(b"PK half a checkpoint")
+            raise SystemExit("killed")
+        savez(stream, **arrays)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.np, "savez", killed)
+        with pytest.raises(SystemExit, match="killed"):
+            train(config(photos), run)
+    train(config(photos), run, resume=True)
+    for mine, expected in zip(weights(run), weights(finished), strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_killed_process_goes_on(photos: Path, tmp_path: Path) -> None:
+    """SIGKILL between two checkpoints of a real process, then --resume, as a user types it."""
+    run = tmp_path / "run"
+    command = [
+        *(sys.executable, "train.py", "--data", str(photos), "--out", str(run)),
+        *("--weights", "none", "--image-size", "64", "--units", "11", "--min-count", "1"),
+        *("--epochs", "40", "--patience", "40", "--batch-photos", "1", "--save-minutes", "0"),
+    ]
+    project = Path(__file__).parents[1]
+    process = subprocess.Popen(command, cwd=project, stderr=subprocess.PIPE)
+    checkpoint = run / "checkpoint" / "state.npz"
+    deadline = time.monotonic() + 120
+    while not checkpoint.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    _, _ = process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    with np.load(checkpoint) as arrays:
+        progress = json.loads(str(arrays["progress"]))
+    assert progress["epoch"] < 39
+
+    # The options of the run are kept; only then is it short enough to finish.
+    saved = json.loads((run / "config.json").read_text())
+    saved["training"]["epochs"] = progress["epoch"] + 2
+    (run / "config.json").write_text(json.dumps(saved))
+    resumed = subprocess.run(
+        [sys.executable, "train.py", "--out", str(run), "--resume"],
+        cwd=project,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    assert f"resuming at epoch {progress['epoch'] + 1}" in resumed.stderr
+    with (run / "history.csv").open() as stream:
+        assert len(list(csv.DictReader(stream))) == progress["epoch"] + 2
+
+
+def test_early_stopping(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter([0.1, 0.3, 0.2, 0.3, 0.9])
+    monkeypatch.setattr(
+        training._Run, "score_dev", lambda self: {"bleu_4": 0.0, "cider": next(scores)}
+    )
+    train(config(photos, epochs=5, patience=2), tmp_path / "run")
+    with (tmp_path / "run" / "history.csv").open() as stream:
+        assert [float(row["cider"]) for row in csv.DictReader(stream)] == [0.1, 0.3, 0.2, 0.3]
+    assert captioner.load(tmp_path / "run").about["epoch"] == 2
+
+
+def test_errors_come_before_anything_is_written(
+    photos: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InputError, match="holds a run already; add --resume"):
+        train(config(photos), finished)
+    with pytest.raises(InputError, match="no run to resume here"):
+        train(config(photos), tmp_path / "none", resume=True)
+    with pytest.raises(InputError, match="--data PATH is needed"):
+        train(TrainConfig(), tmp_path / "none")
+    assert main(["train", "--data", str(tmp_path / "gone"), "--out", str(tmp_path / "none")]) == 2
+    assert "gone does not exist" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_vocabulary_of_nothing_is_explained(photos: Path, tmp_path: Path) -> None:
+    rare = TrainConfig(DataConfig(data=photos, min_count=1000), training=TrainingConfig())
+    with pytest.raises(InputError, match="lower --min-count"):
+        train(rare, tmp_path / "run")
