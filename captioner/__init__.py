@@ -13,9 +13,9 @@ from typing import Any
 __version__ = "0.1.0"
 __all__ = ["Caption", "Captioner", "InputError", "describe", "load", "overlay"]
 
-# TensorFlow's start-up messages ("could not find cuda drivers") are no news to people who caption
-# photos; whoever wants them sets the variable.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# What TensorFlow's C++ part has to say ("could not find cuda drivers", even as an error) is no news
+# to people who caption photos; whoever wants it sets the variable to 0.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 _HOMES = {
     "Caption": "captioner.caption",

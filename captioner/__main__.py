@@ -3,7 +3,11 @@
 Exit status: 0 success, 2 bad usage or input (one line on stderr), 130 stopped by Ctrl-C.
 """
 
+import contextlib
 import inspect
+import io
+import itertools
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +23,7 @@ from captioner.config import (
     SearchConfig,
     TrainConfig,
     TrainingConfig,
+    VocabularyConfig,
     preset,
 )
 from captioner.errors import InputError
@@ -38,13 +43,14 @@ class TrainCommand:
     preset: str = "default"
     """Options to start from: default, paper or small; other options change them."""
     data: DataConfig = field(default_factory=DataConfig)
+    vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
     def run(self) -> None:
         from captioner.training import train
 
-        config = TrainConfig(self.data, self.model, self.training)
+        config = TrainConfig(self.data, self.vocabulary, self.model, self.training)
         train(config, self.out, resume=self.resume)
 
 
@@ -81,14 +87,12 @@ class EvaluateCommand:
     """A .keras file or a run folder; the shipped model if not given."""
     out: Path | None = None
     """File for the scores; scores.json in the run folder, when --model is one."""
-    seed: int = 1
-    """Draws the splits of a data set that has none; the same as in training."""
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def run(self) -> None:
         from captioner.evaluation import evaluate
 
-        evaluate(self.data, self.split, self.model, self.search, self.out, self.seed)
+        evaluate(self.data, self.split, self.model, self.search, self.out)
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(captioner.__version__)
         return 0
     try:
-        _parse(*arguments).run()
+        command = _parse(*arguments)
+        _load_tensorflow()
+        command.run()
     except InputError as error:
         print(f"captioner: {error}", file=sys.stderr)
         return 2
@@ -155,15 +161,51 @@ def _parse(name: str, *options: str) -> Any:
     default = None
     if name == "train":
         # What the preset says are the defaults that the other options then change.
-        chosen = preset(_option("--preset", options, "default"))
-        default = TrainCommand(data=chosen.data, model=chosen.model, training=chosen.training)
-    return tyro.cli(
-        COMMANDS[name],
-        prog=f"captioner {name}",
-        args=options,
-        default=default,
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
-    )
+        chosen_name = _option("--preset", options, "default")
+        chosen = preset(chosen_name)
+        default = TrainCommand(
+            preset=chosen_name,
+            data=chosen.data,
+            vocabulary=chosen.vocabulary,
+            model=chosen.model,
+            training=chosen.training,
+        )
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(
+                COMMANDS[name],
+                prog=f"captioner {name}",
+                args=options,
+                default=default,
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes),
+            )
+    except SystemExit as stop:
+        if not stop.code:  # --help
+            raise
+        raise InputError(
+            f"{_one_line(complaint.getvalue())} (see captioner {name} --help)"
+        ) from stop
+
+
+def _one_line(complaint: str) -> str:
+    """What tyro's box of explanations says first, without the box."""
+    lines = [line.strip("│ ") for line in complaint.splitlines() if line.startswith("│")]
+    said = itertools.takewhile(lambda line: line.strip("─"), lines)
+    return " ".join(said) or complaint.strip() or "these options make no sense"
+
+
+def _load_tensorflow() -> None:
+    """Imports TensorFlow without what it prints before its log level is heeded."""
+    sys.stderr.flush()
+    terminal = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        import tensorflow  # noqa: F401
+    finally:
+        os.dup2(terminal, 2)
+        os.close(terminal)
 
 
 def _option(name: str, options: Sequence[str], default: str) -> str:

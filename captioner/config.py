@@ -16,13 +16,14 @@ __all__ = [
     "SearchConfig",
     "TrainConfig",
     "TrainingConfig",
+    "VocabularyConfig",
     "preset",
 ]
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What is learned from."""
+    """The data set."""
 
     data: Path | None = None
     """Data set: a folder or file; its format is worked out (see data/README.md)."""
@@ -30,14 +31,22 @@ class DataConfig:
     """Name of the data set's format, when working it out goes wrong."""
     images: Path | None = None
     """Folder of the photos, when they are not beside the captions."""
+    limit: int | None = None
+    """Use at most this many photos of the split (to try things out)."""
+    split_seed: int = 1
+    """Draws the splits of a data set that comes without; the same for training and scoring."""
+
+
+@dataclass(frozen=True)
+class VocabularyConfig:
+    """Which words are learned."""
+
     min_count: int = 5
     """A word seen less often in train becomes <unk>."""
     max_vocabulary: int = 10_000
     """Words kept at most, the most frequent."""
     max_words: int = 24
     """Longer captions are cut to this many words in training."""
-    limit: int | None = None
-    """Use at most this many train photos (to try things out)."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +104,7 @@ class TrainingConfig:
     dev_photos: int = 1000
     """Dev photos captioned after each epoch, at most."""
     seed: int = 1
-    """Decides splits, first weights, order and dropout."""
+    """Decides first weights, order and dropout."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,7 @@ class TrainConfig:
     """All that decides a run; `config.json` of the run folder."""
 
     data: DataConfig = field(default_factory=DataConfig)
+    vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
 
@@ -173,7 +183,7 @@ PRESETS: dict[str, TrainConfig] = {
     ),
     # Own small data set: rare words are kept, more passes.
     "small": TrainConfig(
-        data=DataConfig(min_count=2),
+        vocabulary=VocabularyConfig(min_count=2),
         model=ModelConfig(units=256, attention_units=256, embedding_units=256),
         training=TrainingConfig(epochs=30, patience=8),
     ),

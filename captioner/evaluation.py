@@ -21,7 +21,6 @@ def evaluate(
     model: Path | None,
     options: SearchConfig,
     out: Path | None = None,
-    seed: int = 1,
 ) -> dict[str, Any]:
     """Captions a split freely, each photo once, and scores it against all its references.
 
@@ -33,7 +32,9 @@ def evaluate(
     """
     if data.data is None:
         raise InputError("--data PATH is needed: the data set to score on")
-    data_set = datasets.load(data.data, format=data.format, images=data.images, seed=seed)
+    data_set = datasets.load(
+        data.data, format=data.format, images=data.images, seed=data.split_seed
+    )
     examples = {one.path: one for one in data_set.split(split)[: data.limit]}
     writer = Writer(inference.load(model))
     candidates: dict[str, str] = {}

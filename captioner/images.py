@@ -116,8 +116,10 @@ def find_photos(paths: Sequence[Path]) -> list[tuple[Path, Path]]:
         file's path below the folder that was given, or its bare name for a file.
 
     Raises:
-        InputError: a path does not exist, or a folder cannot be read or holds no photo.
+        InputError: `paths` is empty, a path does not exist, or a folder cannot be read or holds no photo.
     """
+    if not paths:
+        raise InputError("no photo given: name a photo, or a folder of photos")
     found: list[tuple[Path, Path]] = []
     for path in paths:
         if path.is_dir():

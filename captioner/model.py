@@ -161,7 +161,9 @@ class Captioner(keras.Model):
                 for name, value in logs.items()
             }
 
-        step = run if self.run_eagerly else tf.function(run, reduce_retracing=False, autograph=False)
+        step = (
+            run if self.run_eagerly else tf.function(run, reduce_retracing=False, autograph=False)
+        )
         self.train_function = lambda batches: step(next(batches))
 
     def get_config(self) -> dict[str, Any]:

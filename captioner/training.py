@@ -90,12 +90,12 @@ def train(config: TrainConfig, out: Path, *, resume: bool = False) -> Path:
     console.print(data.summary(), soft_wrap=True)
     vocabulary = Vocabulary.build(
         (caption for example in train_examples for caption in example.captions),
-        min_count=config.data.min_count,
-        max_words=config.data.max_vocabulary,
+        min_count=config.vocabulary.min_count,
+        max_words=config.vocabulary.max_vocabulary,
     )
     if len(vocabulary) == 4:
         raise InputError(
-            f"{data.root}: no word stands in train {config.data.min_count} times or more; "
+            f"{data.root}: no word stands in train {config.vocabulary.min_count} times or more; "
             "lower --min-count"
         )
     console.print(f"vocabulary: {len(vocabulary):,} words, from train")
@@ -146,7 +146,12 @@ class _Run:
         self.progress = Progress()
         options, fit = config.model, config.training
         self.batches = Batches(
-            features, train_examples, vocabulary, fit.batch_photos, config.data.max_words, fit.seed
+            features,
+            train_examples,
+            vocabulary,
+            fit.batch_photos,
+            config.vocabulary.max_words,
+            fit.seed,
         )
         self.model = Captioner(
             encoder,
@@ -413,7 +418,7 @@ def _load_data(config: TrainConfig) -> DataSet:
         config.data.data,
         format=config.data.format,
         images=config.data.images,
-        seed=config.training.seed,
+        seed=config.data.split_seed,
     )
 
 

@@ -79,9 +79,7 @@ def paper(layer: Decoder, regions: np.ndarray, words: np.ndarray) -> dict[str, n
     return {"logits": np.array(logits), "attention": np.array(alphas), "gate": np.array(betas)}
 
 
-def test_teacher_forcing_is_the_papers_mathematics(
-    regions: np.ndarray, tokens: np.ndarray
-) -> None:
+def test_teacher_forcing_is_the_papers_mathematics(regions: np.ndarray, tokens: np.ndarray) -> None:
     layer = decoder()
     outputs = layer(regions, tokens)
     assert outputs["logits"].shape == (B, C, T, V)

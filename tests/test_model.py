@@ -208,7 +208,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path, tiny_encoder: keras.Model) 
     with pytest.raises(InputError, match=r"no captioner\.keras in this folder"):
         load(tmp_path)
     (tmp_path / "text.keras").write_text("hello")
-    with pytest.raises(InputError, match="damaged, or not a .keras model"):
+    with pytest.raises(InputError, match=r"damaged, or not a \.keras model"):
         load_model(tmp_path / "text.keras")
     tiny_encoder.save(tmp_path / "other.keras")
     with pytest.raises(InputError, match="a Keras model, but no Captioner"):

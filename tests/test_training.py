@@ -15,7 +15,13 @@ from PIL import Image
 import captioner
 from captioner import training
 from captioner.__main__ import main
-from captioner.config import DataConfig, ModelConfig, TrainConfig, TrainingConfig
+from captioner.config import (
+    DataConfig,
+    ModelConfig,
+    TrainConfig,
+    TrainingConfig,
+    VocabularyConfig,
+)
 from captioner.errors import InputError
 from captioner.training import train
 
@@ -37,7 +43,8 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config(photos: Path, **training_options: object) -> TrainConfig:
     options = {"epochs": EPOCHS, "batch_photos": 3, "precision": "float32", **training_options}
     return TrainConfig(
-        DataConfig(data=photos, min_count=1),
+        DataConfig(data=photos),
+        VocabularyConfig(min_count=1),
         ModelConfig(weights="none", image_size=64, units=11, attention_units=5, embedding_units=3),
         TrainingConfig(**options),  # type: ignore[arg-type]
     )
@@ -205,6 +212,6 @@ def test_errors_come_before_anything_is_written(
 
 
 def test_a_vocabulary_of_nothing_is_explained(photos: Path, tmp_path: Path) -> None:
-    rare = TrainConfig(DataConfig(data=photos, min_count=1000), training=TrainingConfig())
+    rare = TrainConfig(DataConfig(data=photos), VocabularyConfig(min_count=1000))
     with pytest.raises(InputError, match="lower --min-count"):
         train(rare, tmp_path / "run")

@@ -1,0 +1,145 @@
+"""From a model and photos to captions."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import captioner
+from captioner.config import SearchConfig
+from captioner.errors import InputError
+from captioner.inference import Writer, describe_files
+from captioner.model import Captioner
+from captioner.search import Hypothesis
+from captioner.text import END, START
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> list[Path]:
+    random = np.random.default_rng(4)
+    paths = []
+    for number in range(5):
+        pixels = random.integers(0, 255, (40 + number, 60, 3), dtype="uint8")
+        paths.append(tmp_path / f"{number}.png")
+        Image.fromarray(pixels).save(paths[-1])
+    return paths
+
+
+def written_by_hand(model: Captioner, path: Path, max_words: int) -> tuple[list[int], np.ndarray]:
+    """Greedy words and maps by calling the whole model with an ever longer beginning."""
+    square = Image.open(path).resize((24, 24), Image.Resampling.BICUBIC)
+    photo = np.asarray(square)[None].astype("float32")
+    tokens = [START]
+    while len(tokens) <= max_words:
+        outputs = model({"photos": photo, "tokens": np.array([[tokens]], "int32")})
+        logits = np.array(outputs["logits"][0, 0, -1])
+        logits[[0, 1, 3]] = -np.inf  # pad, start, unknown
+        if len(tokens) == 1:
+            logits[END] = -np.inf  # a caption has a word
+        token = int(logits.argmax())
+        if token == END:
+            break
+        tokens.append(token)
+    attention = np.asarray(outputs["attention"][0, 0, : len(tokens) - 1])
+    return tokens[1:], attention
+
+
+def test_greedy_is_what_the_model_says(tiny_model: Captioner, photos: list[Path]) -> None:
+    # Sharper weights than the first ones, so that photos and words differ.
+    for weight in tiny_model.decoder.trainable_weights:
+        weight.assign(4 * weight)
+    for path in photos[:3]:
+        caption = captioner.describe(tiny_model, path, beam=1, max_words=7)
+        tokens, attention = written_by_hand(tiny_model, path, 7)
+        assert caption.words == tiny_model.vocabulary.decode(tokens)
+        np.testing.assert_allclose(
+            caption.attention.reshape(len(tokens), 6), attention, rtol=1e-3, atol=1e-5
+        )
+        assert caption.attention.shape == (len(tokens), 2, 3)
+        np.testing.assert_allclose(caption.attention.sum(axis=(1, 2)), 1, rtol=1e-5)
+        assert caption.gate.shape == caption.word_probabilities.shape == (len(tokens),)
+        assert ((caption.word_probabilities > 0) & (caption.word_probabilities <= 1)).all()
+        assert caption.text == " ".join(caption.words)
+
+
+def test_one_photo_alone_or_among_others(tiny_model: Captioner, photos: list[Path]) -> None:
+    together = captioner.describe(tiny_model, photos, beam=3)
+    assert [one.photo for one in together] == photos
+    alone = captioner.describe(tiny_model, str(photos[2]), beam=3)
+    assert alone.words == together[2].words
+    np.testing.assert_allclose(alone.attention, together[2].attention, rtol=1e-4, atol=1e-6)
+    assert alone.score == pytest.approx(together[2].score, rel=1e-4)
+
+
+def test_files_and_images_give_the_same(tiny_model: Captioner, photos: list[Path]) -> None:
+    by_file = captioner.describe(tiny_model, photos[0])
+    image = Image.open(photos[0]).convert("RGBA")
+    by_image = captioner.describe(tiny_model, image)
+    assert by_image.words == by_file.words
+    assert by_image.photo is None
+    assert by_image.pixels().size == by_file.pixels().size == (60, 40)
+    assert by_file.geometry.photo_width == 60
+
+
+def test_batches_keep_order_and_name_what_cannot_be_read(
+    tiny_model: Captioner, photos: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("captioner.inference.BATCH_PHOTOS", 2)
+    photos[1].write_bytes(b"no photo")
+    results = list(describe_files(Writer(tiny_model), photos, SearchConfig(beam=2)))
+    assert [path for path, _ in results] == photos
+    assert isinstance(results[1][1], InputError)
+    expected = captioner.describe(tiny_model, [photos[0], *photos[2:]], beam=2)
+    found = [captions[0] for _, captions in results if not isinstance(captions, InputError)]
+    assert [one.words for one in found] == [one.words for one in expected]
+
+
+def test_a_batch_of_unreadable_photos_only(tiny_model: Captioner, tmp_path: Path) -> None:
+    path = tmp_path / "x.jpg"
+    path.write_bytes(b"")
+    ((_, result),) = describe_files(Writer(tiny_model), [path], SearchConfig())
+    assert isinstance(result, InputError)
+
+
+def test_n_best_and_sampling(tiny_model: Captioner, photos: list[Path]) -> None:
+    writer = Writer(tiny_model)
+    regions = np.random.default_rng(8).normal(size=(2, 6, 7)).astype("float32")
+    best = writer.write(regions, SearchConfig(beam=4, n_best=3))
+    assert [len(hypotheses) for hypotheses in best] == [3, 3]
+    for hypotheses in best:
+        scores = [one.score for one in hypotheses]
+        assert scores == sorted(scores, reverse=True)
+        assert len({one.tokens for one in hypotheses}) == 3
+
+    def sampled(seed: int) -> list[Hypothesis]:
+        return writer.write(regions, SearchConfig(sample=True, n_best=2, seed=seed))[0]
+
+    assert [one.tokens for one in sampled(1)] == [one.tokens for one in sampled(1)]
+    drawn = {one.tokens for seed in range(8) for one in sampled(seed)}
+    assert len(drawn) > 4
+
+
+def test_special_tokens_are_never_written(tiny_model: Captioner) -> None:
+    bias = tiny_model.decoder.head_words.bias
+    bias.assign(np.where(np.arange(17) < 4, 30.0, 0.0))  # it wants nothing but special tokens
+    regions = np.zeros((1, 6, 7), "float32")
+    for options in (SearchConfig(beam=1), SearchConfig(beam=3), SearchConfig(sample=True)):
+        ((best, *_),) = Writer(tiny_model).write(regions, options)
+        assert len(best.tokens) == 1  # one word, then the end, which is what it wants most
+        assert best.tokens[0] >= 4
+
+
+def test_without_attention_there_is_no_map(tiny_encoder, photos: list[Path]) -> None:  # type: ignore[no-untyped-def]
+    model = Captioner(tiny_encoder, ["a", "b"], units=11, embedding_units=3, attention="none")
+    caption = captioner.describe(model, photos[0], beam=2)
+    assert caption.attention is None
+    assert caption.gate is None
+    assert caption.words
+
+
+def test_options_out_of_range(tiny_model: Captioner, photos: list[Path]) -> None:
+    with pytest.raises(InputError, match="beam"):
+        captioner.describe(tiny_model, photos[0], beam=0)
+    with pytest.raises(InputError, match="is not an image"):
+        captioner.describe(tiny_model, __file__)

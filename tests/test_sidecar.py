@@ -1,0 +1,69 @@
+"""Captions as files."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from captioner.caption import Caption
+from captioner.images import Geometry
+from captioner.sidecar import as_json, output_paths, save_json_lines, save_maps
+
+ATTENTION = np.random.default_rng(0).dirichlet(np.ones(6), size=2).reshape(2, 2, 3)
+
+
+def caption(attention: np.ndarray | None = ATTENTION, text: str = "a café") -> Caption:
+    return Caption(
+        text=text,
+        words=tuple(text.split()),
+        word_probabilities=np.array([0.5, 0.123456789]),
+        score=-1.25,
+        attention=attention,
+        gate=None if attention is None else np.array([0.25, 0.75]),
+        geometry=Geometry(90, 60, 24, "crop"),
+        photo=Path("trip/dog.jpg"),
+    )
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "captions.jsonl"
+    save_json_lines([[caption(), caption(text="a bar")], [caption(None)]], path)
+    first, second = (json.loads(line) for line in path.read_text("utf-8").splitlines())
+    assert first["photo"] == "trip/dog.jpg"
+    assert first["caption"] == "a café"
+    assert [one["text"] for one in first["captions"]] == ["a café", "a bar"]
+    assert first["captions"][0]["word_probabilities"] == [0.5, 0.12346]
+    assert first["captions"][0]["gate"] == [0.25, 0.75]
+    assert second["captions"][0]["gate"] is None
+    assert as_json([caption()])["captions"][0]["score"] == -1.25
+
+
+def test_maps(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "dog.npz"
+    save_maps(caption(), path)
+    with np.load(path, allow_pickle=False) as arrays:
+        assert set(arrays.files) == {
+            *("words", "word_probabilities", "gate", "attention", "photo_size", "window"),
+        }
+        assert list(arrays["words"]) == ["a", "café"]
+        np.testing.assert_allclose(arrays["attention"], ATTENTION, rtol=1e-6)
+        np.testing.assert_allclose(arrays["gate"], [0.25, 0.75])
+        assert list(arrays["photo_size"]) == [90, 60]
+        assert list(arrays["window"]) == [15, 0, 75, 60]
+    assert list(path.parent.iterdir()) == [path]
+    with pytest.raises(ValueError, match="without attention"):
+        save_maps(caption(None), path)
+
+
+def test_output_paths_keep_the_tree_and_never_clash() -> None:
+    photos = ["trip/dog.jpg", "trip/dog.png", "trip/DOG.JPG", "dog.jpg", "dog.jpg", "dog.jpg"]
+    paths = output_paths([Path(name) for name in photos], Path("out"), ".png")
+    assert [path.as_posix() for path in paths] == [
+        "out/trip/dog.png",
+        "out/trip/dog.png.png",
+        "out/trip/DOG.JPG.png",
+        "out/dog.png",
+        "out/dog.jpg.png",
+        "out/dog-2.png",
+    ]
