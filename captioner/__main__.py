@@ -109,6 +109,27 @@ class DemoCommand:
 
 
 @dataclass(frozen=True)
+class ScenesCommand:
+    """Draw a data set of simple scenes, with exact captions and boxes."""
+
+    out: Path = Path("data/scenes")
+    """Folder for the data set: new, empty, or of scenes, which are replaced."""
+    count: int = 3000
+    """Scenes, all splits together."""
+    seed: int = 1
+    """Decides what is drawn."""
+    image_size: int = 224
+    """Side of the pictures in pixels."""
+
+    def run(self) -> None:
+        from captioner.scenes import write
+
+        counts = write(self.out, self.count, self.seed, self.image_size)
+        print(", ".join(f"{split} {count:,}" for split, count in counts.items()))
+        print(f"scenes → {self.out}")
+
+
+@dataclass(frozen=True)
 class EncodersCommand:
     """List the encoders."""
 
@@ -124,6 +145,7 @@ COMMANDS: dict[str, type] = {
     "evaluate": EvaluateCommand,
     "demo": DemoCommand,
     "encoders": EncodersCommand,
+    "scenes": ScenesCommand,
 }
 
 
@@ -200,7 +222,7 @@ def _load_tensorflow() -> None:
     sys.stderr.flush()
     terminal = os.dup(2)
     try:
-        with open(os.devnull, "wb") as nowhere:
+        with Path(os.devnull).open("wb") as nowhere:
             os.dup2(nowhere.fileno(), 2)
         import tensorflow  # noqa: F401
     finally:

@@ -1,4 +1,4 @@
-"""Attention as query, key and value: score functions, soft weights, the weighted sum.
+"""Attention as query, key and value: score functions, weights, weighted sum; self-attention.
 
 Nothing here knows of photos: `keys` and `values` may be regions of a photo or words of a sentence.
 
@@ -23,7 +23,9 @@ __all__ = [
     "GeneralScore",
     "ScaledDotScore",
     "Score",
+    "SelfAttention",
     "flat_matmul",
+    "weighted_sum",
 ]
 
 
@@ -36,6 +38,11 @@ def flat_matmul(x: Any, kernel: Any) -> Any:
     shape = ops.shape(x)
     product = ops.matmul(ops.reshape(x, (-1, shape[-1])), kernel)
     return ops.reshape(product, (*shape[:-1], kernel.shape[-1]))
+
+
+def weighted_sum(weights: Any, values: Any) -> Any:
+    """The third stage: `(B, C, L)` weights of `(B, L, D)` values give contexts `(B, C, D)`."""
+    return ops.matmul(ops.cast(weights, values.dtype), values)
 
 
 class Score(keras.layers.Layer):
@@ -250,25 +257,89 @@ class Attention(keras.layers.Layer):
     def build(self, query_shape: Any, keys_shape: Any, values_shape: Any = None) -> None:
         self.score.build(query_shape, keys_shape)
 
-    def attend(
-        self, query: Any, prepared: Any, values: Any, keys_mask: Any = None
-    ) -> tuple[Any, Any]:
-        """The stages with the keys already prepared by `self.score.prepare(keys)`."""
+    def log_weights(self, query: Any, prepared: Any, keys_mask: Any = None) -> Any:
+        """Scores and softmax: log alpha, `(B, C, L)` float32.
+
+        Args:
+            query: `(B, C, Q)`.
+            prepared: the keys, prepared by `self.score.prepare(keys)`.
+            keys_mask: as in a call.
+        """
         # float32, whatever the policy: in bfloat16 the weights would sum to 1 only within 1 %.
+        # The logarithm, because hard attention needs it: log(softmax) would be -inf for weight 0.
         scores = ops.cast(self.score.compare(query, prepared), "float32")
         if keys_mask is not None:
             scores = ops.where(keys_mask[:, None], scores, -1e9)
-        weights = ops.softmax(scores, axis=-1)
-        return ops.matmul(ops.cast(weights, values.dtype), values), weights
+        return ops.log_softmax(scores, axis=-1)
 
     def call(
         self, query: Any, keys: Any, values: Any = None, keys_mask: Any = None
     ) -> tuple[Any, Any]:
-        prepared = self.score.prepare(keys)
-        return self.attend(query, prepared, keys if values is None else values, keys_mask)
+        weights = ops.exp(self.log_weights(query, self.score.prepare(keys), keys_mask))
+        return weighted_sum(weights, keys if values is None else values), weights
 
     def compute_mask(self, *inputs: Any, **masks: Any) -> None:
         """The context has no padding."""
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "score": self.score_name, "units": self.units}
+
+
+@keras.saving.register_keras_serializable("captioner")
+class SelfAttention(keras.layers.Layer):
+    """Query, key and value from the same source: every region looks at every region.
+
+    One pre-norm residual layer: `x + MultiHead(LayerNorm(x))` (Vaswani et al. 2017, section 3.2.2;
+    pre-norm: Xiong et al. 2020).
+
+    Args:
+        heads: attention heads.
+        head_units: channels of a head.
+        dropout: share of attention weights dropped while training.
+
+    Call arguments:
+        values: `(B, L, D)`.
+        training: whether dropout is on.
+        return_scores: return the weights as well.
+
+    Returns:
+        `(B, L, D)`; with `return_scores` also the weights `(B, heads, L, L)`: row `i` of a map is
+        where region `i` looked, summing to 1.
+    """
+
+    def __init__(
+        self, heads: int = 8, head_units: int = 64, dropout: float = 0.1, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.heads = heads
+        self.head_units = head_units
+        self.dropout = dropout
+        dtype = self.dtype_policy
+        self.normalise = keras.layers.LayerNormalization(epsilon=1e-5, dtype=dtype)
+        self.attention = keras.layers.MultiHeadAttention(
+            # Without flash attention, which cannot return the weights.
+            *(heads, head_units), dropout=dropout, flash_attention=False, dtype=dtype
+        )  # fmt: skip
+
+    def build(self, values_shape: Any) -> None:
+        self.normalise.build(values_shape)
+        self.attention.build(values_shape, values_shape)
+
+    def call(self, values: Any, training: bool = False, return_scores: bool = False) -> Any:
+        normal = self.normalise(values)
+        mixed, scores = self.attention(
+            normal, normal, training=training, return_attention_scores=True
+        )
+        values = values + mixed
+        return (values, scores) if return_scores else values
+
+    def compute_output_shape(self, values_shape: Any) -> Any:
+        return values_shape
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            **super().get_config(),
+            "heads": self.heads,
+            "head_units": self.head_units,
+            "dropout": self.dropout,
+        }

@@ -61,10 +61,13 @@ class ModelConfig:
     """Side in pixels of the square the backbone sees; its native size if not given."""
     resize: Literal["stretch", "crop", "pad"] = "stretch"
     """How a photo becomes that square."""
-    attention: Literal["soft", "none"] = "soft"
-    """soft: a weighted mean of the regions for every word; none: the same mean for all words."""
+    attention: Literal["soft", "hard", "none"] = "soft"
+    """soft: a weighted mean of the regions for every word; hard: one region, sampled while
+    training; none: the same mean for all words."""
     score: Literal["additive", "dot", "scaled-dot", "general", "cosine"] = "additive"
     """How a region is compared with the decoder's state."""
+    self_attention: int = 0
+    """Self-attention layers over the regions before decoding."""
     units: int = 512
     """LSTM units."""
     attention_units: int = 256
@@ -77,12 +80,23 @@ class ModelConfig:
     """Lambda of the doubly stochastic regulariser (paper, eq. 14)."""
     label_smoothing: float = 0.0
     """Share of the target probability spread over all words."""
+    expected_share: float = 0.5
+    """Hard attention: share of photos that train with the expected context instead of a sample."""
+    reward_weight: float = 1.0
+    """Hard attention: lambda_r, weight of the REINFORCE term; 1 is the gradient's own."""
+    entropy_weight: float = 0.02
+    """Hard attention: lambda_e, weight of the entropy of the maps."""
+    baseline_decay: float = 0.9
+    """Hard attention: decay of the moving-average baseline, per batch."""
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
     """How it is trained."""
 
+    start_from: Path | None = None
+    """A trained model of the same shape (.keras file or run folder) whose weights to start with:
+    hard attention learns to look when it starts from soft weights."""
     epochs: int = 14
     """Times that every train photo is seen, with all its captions."""
     batch_photos: int = 32
@@ -160,6 +174,9 @@ class SearchConfig:
     """A caption's score is its log-probability / length ** this; 0 favours short captions."""
     max_words: int = 20
     """Longest caption in words."""
+    look: Literal["expected", "sampled", "argmax"] = "expected"
+    """What a word's context is made of: the mean of the regions weighted by alpha, one region drawn
+    from alpha, or alpha's heaviest region. Maps always show alpha."""
     n_best: int = 1
     """Captions per photo, best first (at most the beam, or the number of samples)."""
     sample: bool = False
@@ -171,7 +188,7 @@ class SearchConfig:
     top_p: float | None = None
     """With --sample: draw among the fewest words that hold this share of the probability."""
     seed: int = 0
-    """With --sample: decides what is drawn."""
+    """With --sample or --look sampled: decides what is drawn."""
 
 
 PRESETS: dict[str, TrainConfig] = {

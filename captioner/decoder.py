@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from captioner.attention import SCORES, Attention
+from captioner.attention import SCORES, Attention, weighted_sum
 
-__all__ = ["ATTENTIONS", "Decoder", "DecoderState", "Memory", "StepOutput"]
+__all__ = ["ATTENTIONS", "LOOKS", "Decoder", "DecoderState", "Memory", "StepOutput"]
 
-ATTENTIONS = ("soft", "none")
+ATTENTIONS = ("soft", "hard", "none")
+LOOKS = ("expected", "sampled", "argmax")
 
 
 class Memory(NamedTuple):
@@ -72,18 +73,24 @@ class Decoder(keras.layers.Layer):
         units: `H`, LSTM units.
         attention_units: `A`, hidden units of the score function.
         embedding_units: `E`.
-        attention: `soft`, or `none`: the mean region is the context of every word.
+        attention: `soft`: the context is the mean of the regions weighted by alpha; `hard`: it is
+            one region, drawn from Multinoulli(alpha) while training (section 4.1); `none`: the
+            mean region is the context of every word.
         score: score function of the attention, a name in `captioner.attention.SCORES`.
         dropout: share of units dropped while training: of the embeddings, of the mean region
             before the initial state, of h before the word head, and after the head's tanh.
+        expected_share: for hard attention, the share of photos that train with the expected
+            context, as if attention were soft (section 4.1: 1/2, drawn per photo).
 
     Call arguments:
         regions: `(B, L, D)`.
         tokens: `(B, C, T)` int, previous words: `<start>` first; pads may follow the end.
 
     Returns:
-        A dict: `logits (B, C, T, V)`, and unless attention is `none`, `attention (B, C, T, L)`
-        and `gate (B, C, T)`.
+        A dict: `logits (B, C, T, V)`, and unless attention is `none`, `attention (B, C, T, L)`,
+        always alpha, never the samples, and `gate (B, C, T)`. While hard attention trains, also
+        `log_chosen (B, C, T)`, log alpha of the region drawn, and `drawn (B,)`, 0 for the photos
+        that trained with the expected context.
     """
 
     def __init__(
@@ -95,6 +102,7 @@ class Decoder(keras.layers.Layer):
         attention: str = "soft",
         score: str = "additive",
         dropout: float = 0.5,
+        expected_share: float = 0.5,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -109,6 +117,8 @@ class Decoder(keras.layers.Layer):
         self.attention_kind = attention
         self.score = score
         self.dropout = dropout
+        self.expected_share = expected_share
+        self.random = keras.random.SeedGenerator(name="regions")
 
         layers, dtype = keras.layers, self.dtype_policy
         self.embedding = layers.Embedding(
@@ -177,23 +187,26 @@ class Decoder(keras.layers.Layer):
             ops.repeat(hidden, captions, axis=0), ops.repeat(cell, captions, axis=0)
         )
 
-    def step(self, tokens: Any, state: DecoderState, memory: Memory) -> StepOutput:
+    def step(
+        self, tokens: Any, state: DecoderState, memory: Memory, look: str = "expected"
+    ) -> StepOutput:
         """One word further, for search.
 
         Args:
             tokens: `(B, C)` int, the previous words.
             state: from `begin` or the step before.
             memory: from `begin`.
+            look: what the context is made of: `expected`, the mean weighted by alpha; `sampled`,
+                one region drawn from it; `argmax`, its heaviest region.
         """
         shape = ops.shape(tokens)
         embedded = self.embedding(ops.reshape(tokens, (-1,)))  # (N, E)
-        state, context, attention, gate = self._advance(
-            ops.matmul(embedded, self.word_kernel), state, memory
+        state, context, seen = self._advance(
+            ops.matmul(embedded, self.word_kernel), state, memory, look
         )
         logits = self._logits(embedded, state.hidden, context)
-        return StepOutput(
-            ops.reshape(logits, (*shape, self.vocabulary_size)), state, attention, gate
-        )
+        logits = ops.reshape(logits, (*shape, self.vocabulary_size))
+        return StepOutput(logits, state, seen.get("attention"), seen.get("gate"))
 
     def call(self, regions: Any, tokens: Any, training: bool = False) -> dict[str, Any]:
         regions = ops.cast(regions, self.compute_dtype)
@@ -206,49 +219,72 @@ class Decoder(keras.layers.Layer):
         embedded = self.drop_embedding(embedded, training=training)
         words = ops.reshape(embedded, (-1, self.embedding_units))
         projected = ops.reshape(ops.matmul(words, self.word_kernel), (-1, length, 4 * self.units))
-        hiddens, contexts, attentions, gates = [], [], [], []
+        outputs, look, drawn = {}, "expected", None
+        if training and self.attention_kind == "hard":
+            coin = keras.random.uniform((photos, 1, 1), seed=self.random)
+            drawn = ops.cast(coin >= self.expected_share, "float32")
+            outputs["drawn"] = drawn[:, 0, 0]
+            look = "sampled"
+        hiddens, contexts, seen = [], [], []
         for position in range(length):
-            state, context, attention, gate = self._advance(projected[:, position], state, memory)
+            state, context, seen_now = self._advance(
+                projected[:, position], state, memory, look, drawn
+            )
             hiddens.append(state.hidden)
             contexts.append(context)
-            attentions.append(attention)
-            gates.append(gate)
+            seen.append(seen_now)
         logits = self._logits(
             words,
             ops.reshape(ops.stack(hiddens, axis=1), (-1, self.units)),
             ops.reshape(ops.stack(contexts, axis=1), (-1, regions.shape[-1])),
             training,
         )
-        outputs = {"logits": ops.reshape(logits, (photos, captions, length, self.vocabulary_size))}
-        if self.attention is not None:
-            outputs["attention"] = ops.stack(attentions, axis=2)
-            outputs["gate"] = ops.stack(gates, axis=2)
+        outputs["logits"] = ops.reshape(logits, (photos, captions, length, self.vocabulary_size))
+        for name in seen[0]:
+            outputs[name] = ops.stack([seen_now[name] for seen_now in seen], axis=2)
         return outputs
 
     def _advance(
-        self, projected: Any, state: DecoderState, memory: Memory
-    ) -> tuple[DecoderState, Any, Any, Any]:
+        self,
+        projected: Any,
+        state: DecoderState,
+        memory: Memory,
+        look: str = "expected",
+        drawn: Any = None,
+    ) -> tuple[DecoderState, Any, dict[str, Any]]:
         """The recurrence: look, then LSTM (eqs. 1-5).
 
         Args:
             projected: `(N, 4H)`, the previous word's embedding times `word_kernel`.
             state: h_{t-1}, c_{t-1}.
             memory: regions and keys.
+            look: as for `step`.
+            drawn: `(B, 1, 1)`, 0 for photos that see the expected context although `look` says
+                `sampled`; `None` for none of them.
 
         Returns:
-            The new state, the gated context `(N, D)`, alpha `(B, C, L)` and beta `(B, C)`.
+            The new state, the gated context `(N, D)`, and what was seen: alpha `(B, C, L)`, beta
+            `(B, C)`, and of a sampled region log alpha `(B, C)`, by the names of the outputs.
         """
         photos, depth = ops.shape(memory.regions)[0], memory.regions.shape[-1]
+        seen: dict[str, Any] = {}
         if self.attention is None:
             captions = ops.shape(projected)[0] // photos
             context = ops.reshape(ops.repeat(memory.keys, captions, axis=1), (-1, depth))
-            attention = gate = None
         else:
             query = ops.reshape(state.hidden, (photos, -1, self.units))  # h_{t-1}: it looks first
-            context, attention = self.attention.attend(query, memory.keys, memory.regions)
+            log_alpha = self.attention.log_weights(query, memory.keys)
+            seen["attention"] = weights = ops.exp(log_alpha)
+            if look != "expected":
+                chosen = self._choose(log_alpha, look)
+                if look == "sampled":
+                    seen["log_chosen"] = ops.sum(chosen * log_alpha, axis=-1)
+                # No gradient flows through a choice: it is estimated in `captioner.reinforce`.
+                weights = chosen if drawn is None else drawn * chosen + (1 - drawn) * weights
+            context = ops.reshape(weighted_sum(weights, memory.regions), (-1, depth))
             beta = self.gate(state.hidden)  # (N, 1): one scalar per word
-            context = beta * ops.reshape(context, (-1, depth))
-            gate = ops.cast(ops.reshape(beta, (photos, -1)), "float32")
+            context = beta * context
+            seen["gate"] = ops.cast(ops.reshape(beta, (photos, -1)), "float32")
         preactivation = (
             projected
             + ops.matmul(context, self.context_kernel)
@@ -258,7 +294,22 @@ class Decoder(keras.layers.Layer):
         input_gate, forget_gate, candidate, output_gate = ops.split(preactivation, 4, axis=-1)
         cell = ops.sigmoid(forget_gate) * state.cell + ops.sigmoid(input_gate) * ops.tanh(candidate)
         hidden = ops.sigmoid(output_gate) * ops.tanh(cell)
-        return DecoderState(hidden, cell), context, attention, gate
+        return DecoderState(hidden, cell), context, seen
+
+    def reseed(self, seed: int) -> None:
+        """Makes what hard attention draws from here on depend on `seed` alone."""
+        self.random.state.assign(ops.array([seed, 0], self.random.state.dtype))
+
+    def _choose(self, log_alpha: Any, look: str) -> Any:
+        """One region per word as a one-hot row, `(B, C, L)`: s_t of section 4.1."""
+        regions = log_alpha.shape[-1]
+        if look == "argmax":
+            number = ops.argmax(log_alpha, axis=-1)
+        else:
+            rows = ops.reshape(log_alpha, (-1, regions))
+            number = keras.random.categorical(rows, 1, seed=self.random)
+            number = ops.reshape(number, ops.shape(log_alpha)[:-1])
+        return ops.one_hot(number, regions, dtype="float32")
 
     def _logits(self, embedded: Any, hidden: Any, context: Any, training: bool = False) -> Any:
         """Deep output layer, eq. 7: `L_o tanh(E y_{t-1} + L_h h_t + L_z z_t)`, rows `(…, V)`."""
@@ -276,6 +327,7 @@ class Decoder(keras.layers.Layer):
             "attention": self.attention_kind,
             "score": self.score,
             "dropout": self.dropout,
+            "expected_share": self.expected_share,
         }
 
 

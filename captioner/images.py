@@ -116,7 +116,8 @@ def find_photos(paths: Sequence[Path]) -> list[tuple[Path, Path]]:
         file's path below the folder that was given, or its bare name for a file.
 
     Raises:
-        InputError: `paths` is empty, a path does not exist, or a folder cannot be read or holds no photo.
+        InputError: `paths` is empty, a path does not exist, or a folder cannot be read or holds no
+            photo.
     """
     if not paths:
         raise InputError("no photo given: name a photo, or a folder of photos")

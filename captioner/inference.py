@@ -13,7 +13,7 @@ from PIL import Image
 from captioner import search
 from captioner.caption import Caption
 from captioner.config import SearchConfig
-from captioner.decoder import DecoderState, Memory
+from captioner.decoder import LOOKS, DecoderState, Memory
 from captioner.errors import InputError
 from captioner.features import BATCH_PHOTOS, load_squares
 from captioner.images import Geometry, load_photo, to_upright_rgb
@@ -58,8 +58,13 @@ class Writer:
         self.model = model
         # Traced once for all numbers of photos and beams: tracing costs more than a caption.
         self._encode = tf.function(model.encode, reduce_retracing=True, autograph=False)
-        self._begin = tf.function(model.decoder.begin, reduce_retracing=True, autograph=False)
-        self._step = tf.function(self._log_step, reduce_retracing=True, autograph=False)
+        self._begin = tf.function(model.begin, reduce_retracing=True, autograph=False)
+        self._steps = {
+            look: tf.function(
+                functools.partial(self._log_step, look), reduce_retracing=True, autograph=False
+            )
+            for look in LOOKS
+        }
 
     def encode(self, squares: np.ndarray) -> np.ndarray:
         """Regions `(B, L, D)` of squares `(B, size, size, 3)`."""
@@ -67,6 +72,7 @@ class Writer:
 
     def write(self, regions: Any, options: SearchConfig) -> list[list[search.Hypothesis]]:
         """Captions of regions `(B, L, D)`: for every photo its `n_best`, best first."""
+        self.model.decoder.reseed(options.seed)
         memory, state = self._begin(tf.cast(regions, tf.float32))
         arguments: dict[str, Any] = {
             "start": START,
@@ -75,7 +81,7 @@ class Writer:
             "max_words": options.max_words,
             "length_penalty": options.length_penalty,
         }
-        step = functools.partial(self._search_step, memory)
+        step = functools.partial(self._search_step, self._steps[options.look], memory)
         initial = tuple(part.numpy()[:, None] for part in state)  # (B, 1, H)
         if options.sample:
             top_p = 1.0 if options.top_p is None else options.top_p
@@ -93,12 +99,13 @@ class Writer:
             return search.greedy(step, initial, **arguments)
         return search.beam(step, initial, beam=options.beam, n_best=options.n_best, **arguments)
 
+    @staticmethod
     def _search_step(
-        self, memory: Memory, tokens: np.ndarray, state: search.State
+        log_step: Any, memory: Memory, tokens: np.ndarray, state: search.State
     ) -> search.StepOutput:
         photos, beams = tokens.shape
         flat = DecoderState(*(part.reshape(photos * beams, -1) for part in state))
-        log_probabilities, flat, attention, gate = self._step(tokens, flat, memory)
+        log_probabilities, flat, attention, gate = log_step(tokens, flat, memory)
         return search.StepOutput(
             log_probabilities.numpy(),
             tuple(part.numpy().reshape(photos, beams, -1) for part in flat),
@@ -106,8 +113,8 @@ class Writer:
             None if gate is None else gate.numpy(),
         )
 
-    def _log_step(self, tokens: Any, state: DecoderState, memory: Memory) -> Any:
-        output = self.model.decoder.step(tokens, state, memory)
+    def _log_step(self, look: str, tokens: Any, state: DecoderState, memory: Memory) -> Any:
+        output = self.model.decoder.step(tokens, state, memory, look)
         return tf.nn.log_softmax(output.logits), output.state, output.attention, output.gate
 
     def caption(

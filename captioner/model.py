@@ -12,10 +12,12 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from captioner.decoder import Decoder
+from captioner.attention import SelfAttention
+from captioner.decoder import Decoder, DecoderState, Memory
 from captioner.encoders import grid_of, image_size_of
 from captioner.errors import InputError
 from captioner.files import replacing
+from captioner.reinforce import BASELINE_POSITIONS, rewards, surrogate, updated_baseline
 from captioner.text import PAD, Vocabulary
 
 __all__ = ["Captioner", "load_model", "save_model"]
@@ -29,10 +31,13 @@ class Captioner(keras.Model):
         encoder: a model from `captioner.encoders.build_encoder`; it stays frozen.
         words: the vocabulary without special tokens, in the order of their ids.
         resize: how photos become the encoder's square: `stretch`, `crop` or `pad`.
-        units, attention_units, embedding_units, attention, score, dropout: as for
+        units, attention_units, embedding_units, attention, score, dropout, expected_share: as for
             `captioner.decoder.Decoder`.
+        self_attention: number of self-attention layers over the regions before decoding.
         regularizer: lambda of the doubly stochastic regulariser (eq. 14), on the paper's scale.
         label_smoothing: share of the target probability spread over the vocabulary.
+        reward_weight, entropy_weight, baseline_decay: lambda_r, lambda_e and the baseline's decay
+            of hard attention: see `captioner.reinforce`.
         about: facts about the model's making, for people: data set, scores, version.
 
     Call arguments: a dict with
@@ -56,8 +61,13 @@ class Captioner(keras.Model):
         attention: str = "soft",
         score: str = "additive",
         dropout: float = 0.5,
+        self_attention: int = 0,
         regularizer: float = 1.0,
         label_smoothing: float = 0.0,
+        expected_share: float = 0.5,
+        reward_weight: float = 1.0,
+        entropy_weight: float = 0.02,
+        baseline_decay: float = 0.9,
         about: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -68,7 +78,14 @@ class Captioner(keras.Model):
         self.resize = resize
         self.regularizer = regularizer
         self.label_smoothing = label_smoothing
+        self.reward_weight = reward_weight
+        self.entropy_weight = entropy_weight
+        self.baseline_decay = baseline_decay
         self.about = dict(about or {})
+        self.region_layers = [
+            SelfAttention(dtype=self.dtype_policy, name=f"self_attention_{number}")
+            for number in range(self_attention)
+        ]
         self.decoder = Decoder(
             len(self.vocabulary),
             units,
@@ -77,6 +94,7 @@ class Captioner(keras.Model):
             attention,
             score,
             dropout,
+            expected_share,
             dtype=self.dtype_policy,
             name="decoder",
         )
@@ -99,17 +117,44 @@ class Captioner(keras.Model):
 
     def build(self, input_shape: Any = None) -> None:
         """Makes the decoder's weights; the encoder alone decides their shapes."""
-        if not self.decoder.built:
-            self.decoder.build(self.encoder.output_shape)
+        if self.decoder.built:
+            return
+        for layer in self.learned:
+            layer.build(self.encoder.output_shape)
+        if self.decoder.attention_kind == "hard":
+            # A cautious start: what a word costs before anything is learned.
+            first = keras.initializers.Constant(-np.log(len(self.vocabulary)))
+            self.baseline = self.add_weight(
+                shape=(BASELINE_POSITIONS,), initializer=first, trainable=False, name="baseline"
+            )
         self.built = True
+
+    @property
+    def learned(self) -> list[keras.layers.Layer]:
+        """The layers that training changes: all but the encoder."""
+        return [*self.region_layers, self.decoder]
 
     def encode(self, photos: Any) -> Any:
         """Regions `(B, L, D)` of photos `(B, size, size, 3)`, RGB 0..255."""
         # training=False always: frozen BatchNorm must use its own statistics, never the batch's.
         return self.encoder(photos, training=False)
 
+    def relate(self, regions: Any, training: bool = False) -> tuple[Any, list[Any]]:
+        """Regions `(B, L, D)` after self-attention, and its maps, `(B, heads, L, L)` per layer."""
+        maps = []
+        for layer in self.region_layers:
+            regions, scores = layer(regions, training=training, return_scores=True)
+            maps.append(scores)
+        return regions, maps
+
+    def begin(self, regions: Any, captions: int = 1) -> tuple[Memory, DecoderState]:
+        """What search starts from: `Decoder.begin` after self-attention."""
+        related, _ = self.relate(regions)
+        return self.decoder.begin(related, captions)
+
     def call(self, inputs: dict[str, Any], training: bool = False) -> dict[str, Any]:
         regions = inputs["regions"] if "regions" in inputs else self.encode(inputs["photos"])
+        regions, _ = self.relate(ops.cast(regions, self.compute_dtype), training)
         return self.decoder(regions, inputs["tokens"], training=training)
 
     def compute_loss(
@@ -135,6 +180,8 @@ class Captioner(keras.Model):
             uniform = ops.logsumexp(logits, axis=-1) - ops.mean(logits, axis=-1)
             share = self.label_smoothing
             loss = (1 - share) * loss + share * ops.sum(uniform * real) / number_of_words
+        if training and "drawn" in y_pred:
+            loss = loss + self._hard_loss(-losses * real, real, y_pred) / number_of_words
         if self.has_attention and self.regularizer:
             # Words after the end look nowhere: only real words count (REFERENCE.md, section 2).
             looked = ops.sum(y_pred["attention"] * real[..., None], axis=2)  # (B, C, L)
@@ -142,6 +189,23 @@ class Captioner(keras.Model):
             penalty = ops.sum(ops.square(1.0 - looked), axis=-1) * is_caption
             loss = loss + self.regularizer * ops.sum(penalty) / number_of_words
         return loss
+
+    def _hard_loss(self, log_likelihood: Any, real: Any, outputs: dict[str, Any]) -> Any:
+        """The part of hard attention's gradient that backpropagation does not see."""
+        log_likelihood, drawn = ops.stop_gradient(log_likelihood), outputs["drawn"]
+        reward = rewards(log_likelihood, real, self.baseline)  # with b as it was before
+        self.baseline.assign(
+            updated_baseline(self.baseline, log_likelihood, real, drawn, self.baseline_decay)
+        )
+        return surrogate(
+            reward,
+            outputs["log_chosen"],
+            outputs["attention"],
+            real,
+            drawn,
+            self.reward_weight,
+            self.entropy_weight,
+        )
 
     def make_train_function(self, force: bool = False) -> None:
         """As Keras', but compiled once for every shape of batch.
@@ -180,6 +244,11 @@ class Captioner(keras.Model):
             "attention": decoder.attention_kind,
             "score": decoder.score,
             "dropout": decoder.dropout,
+            "self_attention": len(self.region_layers),
+            "expected_share": decoder.expected_share,
+            "reward_weight": self.reward_weight,
+            "entropy_weight": self.entropy_weight,
+            "baseline_decay": self.baseline_decay,
             "regularizer": self.regularizer,
             "label_smoothing": self.label_smoothing,
             "about": self.about,
@@ -204,9 +273,10 @@ class Captioner(keras.Model):
         return twin
 
     def take_weights(self, other: "Captioner") -> None:
-        """Copies the decoder's weights from `other`."""
-        for mine, theirs in zip(self.decoder.weights, other.decoder.weights, strict=True):
-            mine.assign(theirs)
+        """Copies what was learned from `other`, a model of the same shape."""
+        for mine, theirs in zip(self.learned, other.learned, strict=True):
+            for weight, value in zip(mine.weights, theirs.weights, strict=True):
+                weight.assign(value)
 
 
 def save_model(model: Captioner, path: Path, *, half: bool = False) -> None:

@@ -1,9 +1,9 @@
 """Training: the run folder, the schedule, checkpoints, resuming.
 
 A run folder holds `config.json`, `captioner.keras` (the best epoch, all that captioning needs),
-`checkpoint/state.npz` (to go on from), `history.csv`, `tensorboard/` and, at the end,
-`samples.html`. Every file is renamed into place, so whatever moment a run is stopped at, the folder
-can be used and the run resumed.
+`checkpoint/state.npz` (to go on from), `history.csv` and `curves.png`, `tensorboard/` and, at the
+end, `samples.html`. Every file is renamed into place, so whatever moment a run is stopped at, the
+folder can be used and the run resumed.
 """
 
 import csv
@@ -23,13 +23,14 @@ import tensorflow as tf
 from captioner import __version__, datasets, metrics, overlay
 from captioner.batches import Batches
 from captioner.config import SearchConfig, TrainConfig
+from captioner.curves import save_curves
 from captioner.datasets import DataSet, Example
 from captioner.encoders import build_encoder
 from captioner.errors import InputError
 from captioner.features import Features, extract
 from captioner.files import replacing, write_text
 from captioner.images import Geometry, load_photo
-from captioner.inference import RUN_MODEL, Writer
+from captioner.inference import RUN_MODEL, Writer, load
 from captioner.model import Captioner, load_model, save_model
 from captioner.progress import Bar, bar, console, track
 from captioner.text import Vocabulary
@@ -39,10 +40,6 @@ __all__ = ["train"]
 GREEDY = SearchConfig(beam=1)
 DEV_BATCH = 100  # photos written at once while scoring dev
 SAMPLE_PHOTOS = 16  # photos in samples.html
-HISTORY_FIELDS = (
-    *("epoch", "loss", "word_loss", "bleu_4", "cider", "learning_rate", "captions_per_second"),
-    "seconds",
-)
 
 
 @dataclass(frozen=True)
@@ -163,8 +160,13 @@ class _Run:
             attention=options.attention,
             score=options.score,
             dropout=options.dropout,
+            self_attention=options.self_attention,
             regularizer=options.regularizer,
             label_smoothing=options.label_smoothing,
+            expected_share=options.expected_share,
+            reward_weight=options.reward_weight,
+            entropy_weight=options.entropy_weight,
+            baseline_decay=options.baseline_decay,
             about={
                 "encoder": options.encoder,
                 "data": str(config.data.data and config.data.data.name),
@@ -173,6 +175,8 @@ class _Run:
             },
             dtype=_precision(fit.precision),
         )
+        if fit.start_from is not None:
+            self._start_from(fit.start_from)
         steps = self.batches.per_epoch * fit.epochs
         schedule = keras.optimizers.schedules.CosineDecay(
             0.0,
@@ -191,10 +195,22 @@ class _Run:
         self.writer = Writer(self.twin)
         self.log = tf.summary.create_file_writer(str(out / "tensorboard"))
 
+    def _start_from(self, path: Path) -> None:
+        """Takes the weights of a trained model that has the same vocabulary and sizes."""
+        other = load(path)
+        if other.vocabulary.words != self.model.vocabulary.words:
+            raise InputError(f"--start-from {path}: has another vocabulary; use the same --data")
+        try:
+            self.model.take_weights(other)
+        except ValueError as error:
+            raise InputError(
+                f"--start-from {path}: its layers have other shapes; use the options it has"
+            ) from error
+
     def train(self) -> None:
         fit = self.config.training
         console.print(
-            f"training {self.model.decoder.count_params():,} parameters on "
+            f"training {sum(layer.count_params() for layer in self.model.learned):,} parameters on "
             f"{self.batches.number_of_captions():,} captions, {self.model.dtype_policy.name}"
         )
         while self.progress.epoch < fit.epochs and not self._out_of_patience():
@@ -240,6 +256,7 @@ class _Run:
             "loss": history["loss"][-1],
             "word_loss": history["word_loss"][-1],
             **scores,
+            **self._baseline(),
             "learning_rate": float(self.model.optimizer.learning_rate),
             "captions_per_second": captions_per_second,
             "seconds": time.monotonic() - started,
@@ -257,6 +274,7 @@ class _Run:
             self._save_model()
         self.save()
         _write_history(self.out / "history.csv", self.progress.history)
+        save_curves(self.progress.history, self.out / "curves.png")
         with self.log.as_default():
             for name, number in row.items():
                 tf.summary.scalar(name, number, step=int(row["epoch"]))
@@ -267,6 +285,12 @@ class _Run:
             f"CIDEr {100 * scores['cider']:.1f} (greedy), "
             f"{'best so far, ' if better else ''}{row['seconds']:.0f} s"
         )
+
+    def _baseline(self) -> dict[str, float]:
+        """Of hard attention: the baseline, the mean of its first ten positions."""
+        if self.model.decoder.attention_kind != "hard":
+            return {}
+        return {"baseline": float(self.model.baseline.numpy()[:10].mean())}
 
     def score_dev(self) -> dict[str, float]:
         """BLEU-4 and CIDEr of freely generated dev captions: each photo once, all references."""
@@ -328,7 +352,9 @@ class _Run:
     def _variables(self) -> list[Any]:
         """All that training changes: weights, dropout's random state, optimizer."""
         model = self.model
-        return [*model.decoder.variables, *model.optimizer.variables]
+        layers = [variable for layer in model.learned for variable in layer.variables]
+        baseline = [model.baseline] if model.decoder.attention_kind == "hard" else []
+        return [*layers, *baseline, *model.optimizer.variables]
 
     def stop_early(self) -> None:
         """What is kept when the user stops the run."""
@@ -437,7 +463,7 @@ def _precision(choice: str) -> str:
 
 def _write_history(path: Path, history: Sequence[dict[str, float]]) -> None:
     text = io.StringIO()
-    writer = csv.DictWriter(text, HISTORY_FIELDS, lineterminator="\n")
+    writer = csv.DictWriter(text, list(history[0]), lineterminator="\n")
     writer.writeheader()
     for row in history:
         writer.writerow(

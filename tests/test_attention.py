@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from captioner.attention import SCORES, Attention, flat_matmul
+from captioner.attention import SCORES, Attention, SelfAttention, flat_matmul, weighted_sum
 
 # B=1, C=1, L=2, Q=D=2
 QUERY = np.array([[[1.0, 2.0]]], "float32")
@@ -137,3 +137,41 @@ def test_flat_matmul_is_matmul() -> None:
     random = np.random.default_rng(3)
     x, kernel = random.normal(size=(2, 3, 5)), random.normal(size=(5, 7))
     np.testing.assert_allclose(flat_matmul(ops.array(x), ops.array(kernel)), x @ kernel, rtol=1e-5)
+
+
+def test_weighted_sum_by_hand() -> None:
+    np.testing.assert_allclose(weighted_sum([[[0.25, 0.75]]], KEYS), [[[0.0, 1.375]]])
+
+
+def test_self_attention_is_a_residual_over_all_positions() -> None:
+    # B=2, L=5, D=7, 3 heads of 11 channels
+    values = np.random.default_rng(4).normal(size=(2, 5, 7)).astype("float32")
+    layer = SelfAttention(heads=3, head_units=11)
+    outputs, scores = layer(values, return_scores=True)
+    assert outputs.shape == (2, 5, 7)
+    assert scores.shape == (2, 3, 5, 5)
+    np.testing.assert_allclose(ops.sum(scores, -1), np.ones((2, 3, 5)), rtol=1e-5)
+    # Order of the regions is nothing to it.
+    turned = layer(values[:, ::-1].copy())
+    np.testing.assert_allclose(turned, outputs[:, ::-1], rtol=1e-4, atol=1e-5)
+    # A region far away changes the first one.
+    changed = values.copy()
+    changed[:, -1] += 1
+    assert np.abs(np.asarray(layer(changed) - outputs)[:, 0]).max() > 1e-4
+    # With nothing mixed in, what remains is the input.
+    for weight in layer.attention.weights:
+        weight.assign(ops.zeros_like(weight))
+    np.testing.assert_allclose(layer(values), values, rtol=1e-6)
+
+
+def test_self_attention_contract() -> None:
+    values = np.random.default_rng(5).normal(size=(2, 5, 7)).astype("float32")
+    layer = SelfAttention(heads=3, head_units=11, dropout=0.5)
+    expected = layer(values)
+    twin = SelfAttention.from_config(layer.get_config())
+    twin.build(values.shape)
+    twin.set_weights(layer.get_weights())
+    np.testing.assert_allclose(twin(values), expected, rtol=1e-6)
+    assert np.abs(np.asarray(layer(values, training=True) - expected)).max() > 1e-4
+    mixed = SelfAttention.from_config({**layer.get_config(), "dtype": "mixed_bfloat16"})
+    assert mixed(values).dtype == "bfloat16"

@@ -148,6 +148,42 @@ def test_later_words_do_not_change_earlier_ones(regions: np.ndarray, tokens: np.
     assert np.abs(np.asarray(first - second)[:, :, 2:]).max() > 0.01
 
 
+def test_hard_attention_draws_per_word_and_flips_a_coin_per_photo(
+    regions: np.ndarray, tokens: np.ndarray
+) -> None:
+    layer = decoder(attention="hard", dropout=0.0, expected_share=0.5)
+    many = np.repeat(regions[:1], 1000, axis=0)
+    outputs = layer(many, np.repeat(tokens[:1], 1000, axis=0), training=True)
+    assert set(outputs) == {"logits", "attention", "gate", "log_chosen", "drawn"}
+    drawn = np.asarray(outputs["drawn"])
+    assert set(drawn) == {0.0, 1.0}
+    assert 430 < drawn.sum() < 570
+    # What was drawn is one of the regions, and not always the same.
+    log_alpha = np.log(np.asarray(outputs["attention"]))
+    gaps = np.abs(np.asarray(outputs["log_chosen"])[..., None] - log_alpha).min(axis=-1)
+    np.testing.assert_allclose(gaps, 0, atol=1e-4)
+    # Photos that saw the expected context agree with each other and with soft attention.
+    soft = layer(many[:1], tokens[:1])  # not training: expected
+    logits = np.asarray(outputs["logits"])
+    np.testing.assert_allclose(
+        logits[drawn == 0], np.repeat(soft["logits"], int((drawn == 0).sum()), axis=0),
+        rtol=1e-3, atol=1e-4,
+    )  # fmt: skip
+    assert np.abs(logits[drawn == 1] - np.asarray(soft["logits"])).max(axis=(1, 2, 3)).min() > 1e-3
+
+
+def test_sampled_looks_are_reproducible(regions: np.ndarray, tokens: np.ndarray) -> None:
+    layer = decoder(attention="hard")
+    memory, state = layer.begin(regions, captions=C)
+
+    def look(seed: int) -> np.ndarray:
+        layer.reseed(seed)
+        return np.asarray(layer.step(tokens[:, :, 0], state, memory, "sampled").logits)
+
+    np.testing.assert_array_equal(look(1), look(1))
+    assert np.abs(look(1) - look(2)).max() > 1e-3
+
+
 def test_dropout_only_while_training(regions: np.ndarray, tokens: np.ndarray) -> None:
     layer = decoder(dropout=0.5)
     np.testing.assert_array_equal(
@@ -165,7 +201,7 @@ def test_forget_gate_starts_open() -> None:
     np.testing.assert_array_equal(layer.lstm_bias, expected)
 
 
-@pytest.mark.parametrize("attention", ["soft", "none"])
+@pytest.mark.parametrize("attention", ["soft", "hard", "none"])
 def test_contract(attention: str, regions: np.ndarray, tokens: np.ndarray) -> None:
     """Config round trip, same outputs with the same weights, finite gradients, mixed precision."""
     layer = decoder(attention=attention, score="general")

@@ -88,13 +88,18 @@ def test_photos_and_regions_give_the_same(tiny_model: Captioner) -> None:
     assert tiny_model.image_size == 24
 
 
-@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    ("attention", "self_attention", "dtype"),
+    [("soft", 0, "float32"), ("soft", 1, "mixed_bfloat16"), ("hard", 0, "mixed_bfloat16"),
+     ("hard", 1, "float32"), ("none", 0, "mixed_bfloat16")],
+)  # fmt: skip
 def test_fit_learns_a_caption_per_photo_and_leaves_the_encoder_alone(
-    tiny_encoder: keras.Model, dtype: str
+    tiny_encoder: keras.Model, dtype: str, attention: str, self_attention: int
 ) -> None:
     keras.utils.set_random_seed(2)
     model = Captioner(tiny_encoder, [f"w{i}" for i in range(13)], units=11, attention_units=5,
-                      embedding_units=13, dropout=0.0, dtype=dtype)  # fmt: skip
+                      embedding_units=13, dropout=0.0, dtype=dtype, attention=attention,
+                      self_attention=self_attention)  # fmt: skip
     before = [weight.numpy().copy() for weight in tiny_encoder.weights]
     tokens = np.array([[[1, 4, 5, 2]], [[1, 6, 2, 0]]], "int32")
     regions = np.asarray(model.encode(PHOTOS))
@@ -135,15 +140,19 @@ def test_float32_twin(tiny_encoder: keras.Model) -> None:
         np.testing.assert_array_equal(mine, other)
 
 
-@pytest.mark.parametrize("attention", ["soft", "none"])
-@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize(
+    ("attention", "self_attention", "half"),
+    [("soft", 0, False), ("soft", 2, True), ("hard", 1, False), ("hard", 0, True),
+     ("none", 0, False), ("none", 2, True)],
+)  # fmt: skip
 def test_save_and_load(
-    tiny_encoder: keras.Model, tmp_path: Path, half: bool, attention: str
+    tiny_encoder: keras.Model, tmp_path: Path, half: bool, attention: str, self_attention: int
 ) -> None:
     model = Captioner(
         tiny_encoder, ["a", "dog", "caf\u00e9"], resize="pad", units=11, attention_units=5,
         embedding_units=3, attention=attention, score="cosine", dropout=0.25, regularizer=0.5,
-        label_smoothing=0.125, about={"data": "drawn"},
+        label_smoothing=0.125, about={"data": "drawn"}, self_attention=self_attention,
+        expected_share=0.25, reward_weight=0.75, entropy_weight=0.01, baseline_decay=0.8,
     )  # fmt: skip
     path = tmp_path / "deep" / "model.keras"
     save_model(model, path, half=half)

@@ -67,7 +67,7 @@ def test_what_a_run_leaves(finished: Path, photos: Path) -> None:
     names = {path.name for path in finished.iterdir()}
     assert names == {
         *("config.json", "captioner.keras", "checkpoint", "history.csv", "tensorboard"),
-        "samples.html",
+        *("samples.html", "curves.png"),
     }
     with (finished / "history.csv").open() as stream:
         rows = list(csv.DictReader(stream))
