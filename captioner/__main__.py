@@ -211,10 +211,10 @@ def _parse(name: str, *options: str) -> Any:
 
 
 def _one_line(complaint: str) -> str:
-    """What tyro's box of explanations says first, without the box."""
-    lines = [line.strip("│ ") for line in complaint.splitlines() if line.startswith("│")]
-    said = itertools.takewhile(lambda line: line.strip("─"), lines)
-    return " ".join(said) or complaint.strip() or "these options make no sense"
+    """What tyro says first, on one line, without the box it draws (of "─" or, in ASCII, "-")."""
+    _title, *lines = [line.strip("╭╮╰╯│─ ") for line in complaint.strip().splitlines()]
+    said = itertools.dropwhile(lambda line: not line.strip("-"), lines)
+    return " ".join(itertools.takewhile(lambda line: line.strip("-"), said))
 
 
 def _load_tensorflow() -> None:

@@ -1,9 +1,10 @@
 """Training batches: photos with all their captions, photos with captions of similar length."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-import keras
 import numpy as np
+import tensorflow as tf
 
 from captioner.datasets import Example
 from captioner.features import Features
@@ -28,7 +29,7 @@ def token_rows(vocabulary: Vocabulary, captions: Sequence[str], max_words: int) 
     return rows
 
 
-class Batches(keras.utils.PyDataset):
+class Batches:
     """One epoch of training batches, in an order that epoch and seed decide.
 
     Item `i` is `(x, y)`: `x["regions"] (B, L, D)` float16, `x["tokens"] (B, C, T)` int32 previous
@@ -53,7 +54,6 @@ class Batches(keras.utils.PyDataset):
         max_words: int,
         seed: int,
     ) -> None:
-        super().__init__()
         self._features = features
         rows = [token_rows(vocabulary, example.captions, max_words) for example in examples]
         kept = [number for number, captions in enumerate(rows) if captions]
@@ -98,6 +98,24 @@ class Batches(keras.utils.PyDataset):
         if missing:
             regions = np.concatenate([regions, np.zeros((missing, *regions.shape[1:]), np.float16)])
         return {"regions": regions, "tokens": tokens[:, :, :-1]}, tokens[:, :, 1:]
+
+    def dataset(self) -> tf.data.Dataset:
+        """The epoch for `fit`, read a few batches ahead.
+
+        Keras would take a `keras.utils.PyDataset` too, but guesses from its first batches which
+        dimensions vary, and fails later when those happen to be of one length.
+        """
+
+        def batches() -> Iterator[Any]:
+            return (self[index] for index in range(len(self)))
+
+        x, y = self[0]
+        rows = tf.TensorSpec((*y.shape[:2], None), tf.int32)
+        regions = tf.TensorSpec(x["regions"].shape, tf.float16)
+        data = tf.data.Dataset.from_generator(
+            batches, output_signature=({"regions": regions, "tokens": rows}, rows)
+        )
+        return data.apply(tf.data.experimental.assert_cardinality(len(self))).prefetch(4)
 
     def number_of_captions(self) -> int:
         """Captions of a whole epoch."""

@@ -2,9 +2,9 @@
 
 Words are those that name a thing with a box in the photo (`captioner.boxes.Names`). Two measures:
 
-- *attention correctness* (Liu, Mao, Sha, Yuille 2017, arXiv 1605.09553): the share of the map inside
-  the union of the boxes of the named category. A cell's mass lies evenly in its rectangle, the
-  overlap with the boxes is exact, and mass beyond the photo (`--resize pad`) is outside.
+- *attention correctness* (Liu, Mao, Sha, Yuille 2017, arXiv 1605.09553): the share of the map
+  inside the union of the boxes of the named category. A cell's mass lies evenly in its rectangle,
+  the overlap with the boxes is exact, and mass beyond the photo (`--resize pad`) is outside.
 - *pointing accuracy* (after the pointing game of Zhang et al. 2016, arXiv 1608.00507, without its
   margin): the centre of the map's highest cell lies in such a box. Of several highest cells each
   counts for its share, which gives a uniform map what a blind guess gets.
@@ -17,7 +17,7 @@ Shapes: `N` captions, `T` words, `L` regions, `D` region channels, grid `gh x gw
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,22 +41,25 @@ from captioner.text import PAD, START, UNKNOWN, tokenize
 __all__ = [
     "BASELINES",
     "MAPS",
-    "Grounding",
     "Word",
     "Written",
     "box_shares",
+    "by_category",
     "centre_map",
     "correctness",
     "ground",
     "pointing",
     "pointing_hits",
+    "summarize",
+    "table",
     "uniform_map",
 ]
 
 CENTRE_SIGMA = 0.25  # of the grid's height and width
+MEASURES = ("correctness", "pointing")
 RESAMPLES = 2000
 CONFIDENCE = 0.95
-BOOTSTRAP_SEED = 0
+SEED = 0
 
 DEFINITIONS = {
     "words": "words of a caption that name a category with a box in the part of the photo that the "
@@ -88,18 +91,19 @@ class Written(NamedTuple):
         regions: `(N, L, D)`.
         tokens: `(N, T + 1)`: `<start>`, words, pads.
         attention: `(N, T, L)`, alpha of every word; anything for pads.
+        random: for maps that are drawn.
     """
 
     model: Captioner
     regions: np.ndarray
     tokens: np.ndarray
     attention: np.ndarray
+    random: np.random.Generator
 
 
 def sample_maps(written: Written) -> np.ndarray:
     """Maps with all their mass on one region drawn from alpha, as hard attention looks."""
-    random = np.random.default_rng(BOOTSTRAP_SEED)
-    drawn = random.random(written.attention.shape[:2])[..., None]
+    drawn = written.random.random(written.attention.shape[:2])[..., None]
     chosen = (written.attention.cumsum(axis=-1) < drawn).sum(axis=-1)
     regions = written.attention.shape[-1]
     return np.eye(regions, dtype=np.float32)[np.minimum(chosen, regions - 1)]
@@ -144,15 +148,14 @@ def box_shares(boxes: np.ndarray, geometry: Geometry, grid: tuple[int, int]) -> 
     outside of every box, so that what boxes share is not counted twice.
 
     Args:
-        boxes: `(N, 4)`: left, top, right, bottom in photo pixels; what is beyond the photo is cut.
+        boxes: `(M, 4)`: left, top, right, bottom in photo pixels; what is beyond the photo is cut.
         geometry: of the photo.
         grid: `(gh, gw)`.
 
     Returns:
         `(gh, gw)`, 0..1.
     """
-    left, top, right, bottom = geometry.visible
-    boxes = np.clip(boxes, (left, top, left, top), (right, bottom, right, bottom))
+    boxes = _visible(boxes, geometry)
     x_edges, y_edges = _cell_edges(geometry, grid)
     x = np.unique(np.concatenate([x_edges, boxes[:, 0], boxes[:, 2]]))
     y = np.unique(np.concatenate([y_edges, boxes[:, 1], boxes[:, 3]]))
@@ -166,7 +169,8 @@ def box_shares(boxes: np.ndarray, geometry: Geometry, grid: tuple[int, int]) -> 
 
 
 def pointing_hits(boxes: np.ndarray, geometry: Geometry, grid: tuple[int, int]) -> np.ndarray:
-    """Whether the centre of every cell lies in one of the boxes, edges included: `(gh, gw)` bool."""
+    """Whether every cell's centre lies in one of the boxes, edges included: `(gh, gw)` bool."""
+    boxes = _visible(boxes, geometry)
     x_edges, y_edges = _cell_edges(geometry, grid)
     return _inside(boxes, (x_edges[1:] + x_edges[:-1]) / 2, (y_edges[1:] + y_edges[:-1]) / 2)
 
@@ -191,6 +195,13 @@ def pointing(attention: np.ndarray, hits: np.ndarray) -> float:
     return float(hits[attention == attention.max()].mean())
 
 
+def _visible(boxes: np.ndarray, geometry: Geometry) -> np.ndarray:
+    """What of the boxes is in the part of the photo that the model sees: `(M, 4)` or fewer."""
+    left, top, right, bottom = geometry.visible
+    boxes = np.clip(boxes, (left, top, left, top), (right, bottom, right, bottom))
+    return boxes[(boxes[:, 0] < boxes[:, 2]) & (boxes[:, 1] < boxes[:, 3])]
+
+
 def _cell_edges(geometry: Geometry, grid: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     """Where columns and rows begin and end, in photo pixels: `(gw + 1,)` and `(gh + 1,)`."""
     rows, columns = grid
@@ -207,7 +218,7 @@ def _inside(boxes: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     left, top, right, bottom = (boxes[:, side, None] for side in range(4))
     in_columns = (left <= x) & (x <= right)  # (boxes, x)
     in_rows = (top <= y) & (y <= bottom)
-    return (in_rows[:, :, None] & in_columns[:, None]).any(axis=0)
+    return np.any(in_rows[:, :, None] & in_columns[:, None], axis=0)
 
 
 # --- Statistics ----------------------------------------------------------------------------------
@@ -229,71 +240,68 @@ class Word:
     pointing: dict[str, float]
 
 
-class Grounding:
-    """What is said of many words.
+def summarize(words: Sequence[Word]) -> dict[str, dict[str, dict[str, Any]]]:
+    """What many words say of every kind of map.
 
     Args:
         words: all counted words; at least one.
+
+    Returns:
+        Per map and measure: `mean` over the words and its `interval`; for maps other than the
+        baselines also `ratio_to_uniform` and `ratio_to_centre` with their intervals; `None` where
+        the baseline's mean is 0.
     """
+    columns = [(name, measure) for name in words[0].correctness for measure in MEASURES]
+    values = np.array([[getattr(word, measure)[name] for name, measure in columns]
+                       for word in words])  # fmt: skip
+    _, photo = np.unique([word.photo for word in words], return_inverse=True)
+    photos = int(photo.max()) + 1
+    sums = np.zeros((photos, len(columns) + 1))
+    np.add.at(sums, photo, np.pad(values, ((0, 0), (0, 1)), constant_values=1))  # last: words
+    # Photos are resampled, not words: the words of one photo are not independent.
+    random = np.random.default_rng(SEED)
+    resampled = np.array(
+        [
+            np.bincount(random.integers(photos, size=photos), minlength=photos) @ sums
+            for _ in range(RESAMPLES)
+        ]
+    )
+    mean = dict(zip(columns, values.mean(axis=0), strict=True))
+    means = dict(zip(columns, (resampled[:, :-1] / resampled[:, -1:]).T, strict=True))
 
-    def __init__(self, words: Sequence[Word]) -> None:
-        self.words = words
-        self.maps = tuple(words[0].correctness)
-        _, photo = np.unique([word.photo for word in words], return_inverse=True)
-        self.photos = int(photo.max()) + 1
-        random = np.random.default_rng(BOOTSTRAP_SEED)
-        chosen = random.integers(self.photos, size=(RESAMPLES, self.photos))
-        self._photo = photo
-        # How often every photo is in every resample. Photos, not words: words of a photo are alike.
-        self._times = np.stack([np.bincount(row, minlength=self.photos) for row in chosen])
+    report: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, measure in columns:
+        key = (name, measure)
+        cell: dict[str, Any] = {"mean": float(mean[key]), "interval": _interval(means[key])}
+        for other in BASELINES if name not in BASELINES else ():
+            base, bases = mean[other, measure], means[other, measure]
+            cell[f"ratio_to_{other}"] = float(mean[key] / base) if base else None
+            cell[f"ratio_to_{other}_interval"] = (
+                _interval(means[key] / bases) if bases.all() else None
+            )
+        report.setdefault(name, {})[measure] = cell
+    return report
 
-    def summary(self) -> dict[str, dict[str, Any]]:
-        """Per map and measure: `mean`, its `interval`, and `ratio_to_*` with theirs."""
-        return {
-            name: {measure: self._measure(measure, name) for measure in ("correctness", "pointing")}
-            for name in self.maps
+
+def by_category(words: Sequence[Word]) -> dict[str, dict[str, Any]]:
+    """Per category, the most named first: `words`, `photos`, and per map the mean measures."""
+    groups: dict[str, list[Word]] = {}
+    for word in words:
+        groups.setdefault(word.category, []).append(word)
+    return {
+        category: {
+            "words": len(group),
+            "photos": len({word.photo for word in group}),
+            "maps": {
+                name: {
+                    measure: float(np.mean([getattr(word, measure)[name] for word in group]))
+                    for measure in MEASURES
+                }
+                for name in group[0].correctness
+            },
         }
-
-    def by_category(self) -> dict[str, dict[str, Any]]:
-        """Per category, the most named first: words, photos, and the means of every map."""
-        groups: dict[str, list[Word]] = {}
-        for word in self.words:
-            groups.setdefault(word.category, []).append(word)
-        return {
-            category: {
-                "words": len(words),
-                "photos": len({word.photo for word in words}),
-                **{
-                    name: {
-                        "correctness": float(np.mean([word.correctness[name] for word in words])),
-                        "pointing": float(np.mean([word.pointing[name] for word in words])),
-                    }
-                    for name in self.maps
-                },
-            }
-            for category, words in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
-        }
-
-    def _measure(self, measure: str, name: str) -> dict[str, Any]:
-        mean, means = self._mean(measure, name)
-        result: dict[str, Any] = {"mean": mean, "interval": _interval(means)}
-        for baseline in BASELINES:
-            if name not in BASELINES:
-                base, bases = self._mean(measure, baseline)
-                # Where a resample's words give the baseline nothing there is no ratio.
-                usable = bases > 0
-                result[f"ratio_to_{baseline}"] = mean / base if base > 0 else None
-                result[f"ratio_to_{baseline}_interval"] = (
-                    _interval(means[usable] / bases[usable]) if usable.all() else None
-                )
-        return result
-
-    def _mean(self, measure: str, name: str) -> tuple[float, np.ndarray]:
-        """The mean over words, and that of every resample `(RESAMPLES,)`."""
-        values = np.array([getattr(word, measure)[name] for word in self.words])
-        sums = np.bincount(self._photo, values, self.photos)
-        counts = np.bincount(self._photo, minlength=self.photos)
-        return float(values.mean()), (self._times @ sums) / (self._times @ counts)
+        for category, group in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
+    }
 
 
 def _interval(values: np.ndarray) -> list[float]:
@@ -334,16 +342,16 @@ def ground(
     """
     if data.data is None:
         raise InputError("--data PATH is needed: a data set with boxes (COCO instances JSON)")
+    data_set = datasets.load(
+        data.data, format=data.format, images=data.images, seed=data.split_seed
+    )
+    files = [boxes] if boxes else find_instances(data.data, split)
     writer = Writer(inference.load(model))
     if not writer.model.has_attention:
         raise InputError(
             f"{model}: this model has no attention, so it has no alpha to measure (only evidence "
             "would exist); use one trained with --attention soft or hard"
         )
-    files = [boxes] if boxes else find_instances(data.data, split)
-    data_set = datasets.load(
-        data.data, format=data.format, images=data.images, seed=data.split_seed
-    )
     photos = data_set.examples if split is None else data_set.split(split)
     annotated = read_boxes(files, data_set.root, data.images)
     examples = [one for one in photos if one.path in annotated.photos][: data.limit]
@@ -352,38 +360,37 @@ def ground(
             f"{files[0]}: none of the {len(photos)} photos of {data.data} is in it; give the "
             "instances JSON of these photos with --boxes FILE"
         )
-    unreadable: list[Path] = []
-    words = _measure(writer, examples, annotated, options, reference, unreadable)
+    words, unreadable = _measure(_Meter(writer, annotated, options, reference), examples)
     kind = "reference" if reference else "generated"
+    seen = len(examples) - unreadable
     if not words:
         raise InputError(
-            f"{data.data}: no {kind} caption of {len(examples) - len(unreadable)} photos names "
-            "a thing with a box; is the model trained on such things?"
+            f"{data.data}: no {kind} caption of {seen} photos names a thing with a box; is the "
+            "model trained on such things?"
         )
-    grounding = Grounding(words)
+    counted = len({word.photo for word in words})
     report: dict[str, Any] = {
-        "maps": grounding.summary(),
-        "categories": grounding.by_category(),
+        "maps": summarize(words),
+        "categories": by_category(words),
         "words": len(words),
-        "photos": grounding.photos,
-        "photos_without_words": len(examples) - len(unreadable) - grounding.photos,
-        "unreadable_photos": len(unreadable),
+        "photos": counted,
+        "photos_without_words": seen - counted,
+        "unreadable_photos": unreadable,
         "captions": kind,
-        "split": split or "all photos",
+        "search": _search(options, reference),
+        "look": "expected" if reference else options.look,
+        "max_words": options.max_words,
+        "split": split or "all",
         "data": str(data.data),
         "boxes": [str(file) for file in files],
         "model": str(model) if model else "shipped",
         "grid": list(writer.model.grid),
         "image_size": writer.model.image_size,
         "resize": writer.model.resize,
-        "max_words": options.max_words,
-        "bootstrap": {"resamples": RESAMPLES, "confidence": CONFIDENCE, "seed": BOOTSTRAP_SEED},
+        "bootstrap_seed": SEED,
         "definitions": DEFINITIONS,
         "captioner": __version__,
     }
-    if not reference:
-        report["search"] = "sampling" if options.sample else f"beam {options.beam}"
-        report["length_rule"] = search.length_rule(options.length_penalty)
     if out is None and model is not None and model.is_dir():
         out = model / "ground.json"
     print(table(report))
@@ -393,40 +400,190 @@ def ground(
     return report
 
 
-def _measure(
-    writer: Writer,
-    examples: Sequence[Example],
-    annotated: Boxes,
-    options: SearchConfig,
-    reference: bool,
-    unreadable: list[Path],
-) -> list[Word]:
-    """Every counted word of the photos' captions; photos that cannot be read are said and listed."""
-    model, grid = writer.model, writer.model.grid
-    names = Names(annotated.categories)
-    kinds = [kind for kind in MAPS if kind != "sample" or model.decoder.attention_kind == "hard"]
-    blind = {name: make(grid) for name, make in BASELINES.items()}
+def table(report: Mapping[str, Any]) -> str:
+    """The result of `ground` for people: fractions, three decimals."""
+    lines = [f"{'':<24}{'correctness':<24}{'x uniform':<12}{'pointing':<24}x centre"]
+    for name, measures in report["maps"].items():
+        inside, point = (measures[measure] for measure in MEASURES)
+        lines.append(
+            f"{name:<24}{_with_interval(inside):<24}{_ratio(inside, 'uniform'):<12}"
+            f"{_with_interval(point):<24}{_ratio(point, 'centre')}"
+        )
+    lines += [
+        "",
+        f"{'correctness, pointing':<24}" + "".join(f"{name:<14}" for name in report["maps"]),
+    ]
+    for category, row in report["categories"].items():
+        cells = (f"{one['correctness']:.3f}, {one['pointing']:.3f}" for one in row["maps"].values())
+        lines.append(
+            f"{category:<16}{row['words']:>6}  " + "".join(f"{cell:<14}" for cell in cells)
+        )
+    lines += [
+        "",
+        f"{report['words']} words in {report['photos']} photos; "
+        f"{report['photos_without_words']} photos without such a word",
+        f"{report['captions']} captions: {report['search']}",
+        f"in brackets: {CONFIDENCE:.0%} interval, photos resampled {RESAMPLES} times",
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _with_interval(cell: Mapping[str, Any]) -> str:
+    low, high = cell["interval"]
+    return f"{cell['mean']:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _ratio(cell: Mapping[str, Any], baseline: str) -> str:
+    ratio = cell.get(f"ratio_to_{baseline}")
+    return "" if ratio is None else f"{ratio:.2f}"
+
+
+def _search(options: SearchConfig, reference: bool) -> str:
+    if reference:
+        return "teacher forcing"
+    how = "sampling" if options.sample else f"beam {options.beam}"
+    return f"{how}, score {search.length_rule(options.length_penalty)}"
+
+
+# --- Words of a batch of photos ------------------------------------------------------------------
+
+
+class _Photo(NamedTuple):
+    number: int
+    example: Example
+    geometry: Geometry
+    boxed: BoxedPhoto
+
+
+class _Caption(NamedTuple):
+    """A caption, and the row in the batch of its photo; alpha `(T, L)` where it was written."""
+
+    row: int
+    words: Sequence[str]
+    tokens: Sequence[int]
+    attention: np.ndarray | None
+
+
+class _Target(NamedTuple):
+    """A word that names a boxed thing, with `box_shares` and `pointing_hits` of its boxes."""
+
+    position: int
+    category: str
+    shares: np.ndarray
+    hits: np.ndarray
+
+
+def _measure(meter: "_Meter", examples: Sequence[Example]) -> tuple[list[Word], int]:
+    """All counted words, and how many photos could not be read (each is named on stderr)."""
+    model = meter.model
     words: list[Word] = []
-    batches = _encoded(writer, examples, unreadable)
-    for batch, regions in batches:
-        captions = _captions(writer, batch, regions, options, reference)
-        targets = [
-            _targets(one, batch[one.photo], annotated.photos, names, grid) for one in captions
-        ]
-        kept = [(one, things) for one, things in zip(captions, targets, strict=True) if things]
-        if not kept:
-            continue
-        written = _written(model, regions, [one for one, _ in kept])
-        maps = {kind: MAPS[kind](written) for kind in kinds}
-        for row, (one, things) in enumerate(kept):
-            for place, category, shares, hits in things:
-                here = {kind: maps[kind][row, place].reshape(grid) for kind in kinds} | blind
+    waiting: list[_Photo] = []
+    squares: list[np.ndarray] = []
+    unreadable = 0
+    loaded = load_squares([one.path for one in examples], model.image_size, model.resize)
+    progress = track(loaded, "Looking", len(examples), "photos")
+    for number, (path, square, geometry) in enumerate(progress):
+        if isinstance(square, InputError) or geometry is None:
+            unreadable += 1
+            print(f"captioner: {square}", file=sys.stderr)
+        else:
+            boxed = meter.annotated.photos[path]
+            waiting.append(_Photo(number, examples[number], geometry, boxed))
+            squares.append(square)
+        if len(waiting) == BATCH_PHOTOS or (waiting and number == len(examples) - 1):
+            words += meter.words(waiting, meter.writer.encode(np.stack(squares)))
+            waiting.clear()
+            squares.clear()
+    return words, unreadable
+
+
+class _Meter:
+    """Measures the words of a batch of photos."""
+
+    def __init__(
+        self, writer: Writer, annotated: Boxes, options: SearchConfig, reference: bool
+    ) -> None:
+        self.writer, self.model, self.annotated = writer, writer.model, annotated
+        self._options, self._reference = options, reference
+        self._names = Names(annotated.categories)
+        self._blind = {name: make(self.model.grid) for name, make in BASELINES.items()}
+        is_hard = self.model.decoder.attention_kind == "hard"
+        self._random = np.random.default_rng(SEED)
+        self._kinds = [kind for kind in MAPS if kind != "sample" or is_hard]
+
+    def words(self, photos: Sequence[_Photo], regions: Any) -> list[Word]:
+        """The counted words of some photos, whose regions are `(B, L, D)`."""
+        captions = self._references(photos) if self._reference else self._generated(regions)
+        targets = [(one, self._targets(one, photos[one.row])) for one in captions]
+        targets = [(one, found) for one, found in targets if found]
+        if not targets:
+            return []
+        written = self._written(np.asarray(regions), [one for one, _ in targets])
+        maps = {kind: MAPS[kind](written) for kind in self._kinds}
+        words = []
+        for row, (caption, found) in enumerate(targets):
+            for position, category, shares, hits in found:
+                here = {
+                    kind: each[row, position].reshape(self.model.grid)
+                    for kind, each in maps.items()
+                } | self._blind
                 words.append(
                     Word(
-                        batch[one.photo].number,
+                        photos[caption.row].number,
                         category,
                         {name: correctness(each, shares) for name, each in here.items()},
                         {name: pointing(each, hits) for name, each in here.items()},
                     )
                 )
-    return words
+        return words
+
+    def _generated(self, regions: Any) -> list[_Caption]:
+        found = self.writer.write(regions, self._options)
+        decode = self.model.vocabulary.decode
+        return [
+            _Caption(row, decode(best.tokens), best.tokens, best.attention)
+            for row, (best, *_) in enumerate(found)
+        ]
+
+    def _references(self, photos: Sequence[_Photo]) -> list[_Caption]:
+        cut = slice(self._options.max_words)
+        encode = self.model.vocabulary.encode
+        return [
+            _Caption(row, tokenize(caption)[cut], encode(caption)[cut], None)
+            for row, photo in enumerate(photos)
+            for caption in photo.example.captions
+        ]
+
+    def _targets(self, caption: _Caption, photo: _Photo) -> list[_Target]:
+        """The words to count."""
+        geometry, boxed, grid = photo.geometry, photo.boxed, self.model.grid
+        size = (geometry.photo_width, geometry.photo_height)
+        if size != (boxed.width, boxed.height):
+            raise InputError(
+                f"{photo.example.path}: is {size[0]}x{size[1]}, but its boxes are for a photo of "
+                f"{boxed.width}x{boxed.height}; use the photos that were annotated"
+            )
+        targets = []
+        for position, category in enumerate(self._names.find(caption.words, boxed.boxes)):
+            # For <unk> in place of the word no map would be this word's.
+            if category is not None and caption.tokens[position] != UNKNOWN:
+                shares = box_shares(boxed.boxes[category], geometry, grid)
+                if shares.any():  # else it was cropped away
+                    hits = pointing_hits(boxed.boxes[category], geometry, grid)
+                    targets.append(_Target(position, category, shares, hits))
+        return targets
+
+    def _written(self, regions: np.ndarray, captions: Sequence[_Caption]) -> Written:
+        """Captions side by side, with alpha; where nobody wrote them, they are read."""
+        regions = regions[[one.row for one in captions]]
+        length = max(len(one.tokens) for one in captions)
+        tokens = np.full((len(captions), length + 1), PAD, np.int32)
+        attention = np.zeros((len(captions), length, regions.shape[1]), np.float32)
+        for row, one in enumerate(captions):
+            tokens[row, : len(one.tokens) + 1] = [START, *one.tokens]
+            if one.attention is not None:
+                attention[row, : len(one.tokens)] = one.attention
+        if self._reference:
+            outputs = self.model({"regions": regions, "tokens": tokens[:, None, :-1]})
+            attention = np.asarray(outputs["attention"][:, 0])
+        return Written(self.model, regions, tokens, attention, self._random)

@@ -224,10 +224,9 @@ class _Run:
                 ) as running:
                     watcher = _Watcher(self, running, captions)
                     history = self.model.fit(
-                        self.batches,
+                        self.batches.dataset(),
                         initial_epoch=epoch,
                         epochs=epoch + 1,
-                        shuffle=False,
                         verbose=0,
                         callbacks=[watcher],
                     ).history

@@ -25,9 +25,7 @@ def data_root() -> Path:
     return root
 
 
-@pytest.fixture
-def tiny_encoder():  # type: ignore[no-untyped-def]
-    """An encoder small enough for unit tests: 24 px photos to 2 x 3 regions of 7 channels."""
+def _tiny_encoder():  # type: ignore[no-untyped-def]
     import keras
 
     inputs = keras.Input((24, 24, 3))
@@ -35,6 +33,18 @@ def tiny_encoder():  # type: ignore[no-untyped-def]
     features = keras.layers.Conv2D(7, (12, 8), strides=(12, 8), activation="relu")(features)
     regions = keras.layers.Reshape((6, 7), name="regions")(features)
     return keras.Model(inputs, regions, name="tiny")
+
+
+@pytest.fixture
+def tiny_encoder():  # type: ignore[no-untyped-def]
+    """An encoder small enough for unit tests: 24 px photos to 2 x 3 regions of 7 channels."""
+    return _tiny_encoder()
+
+
+@pytest.fixture(scope="module")
+def module_tiny_encoder():  # type: ignore[no-untyped-def]
+    """The same, one for all tests of a module: those must not change it."""
+    return _tiny_encoder()
 
 
 @pytest.fixture

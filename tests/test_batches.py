@@ -100,6 +100,21 @@ def test_batches_hold_captions_of_similar_length() -> None:
     assert sorted(lengths) == [4] * 10 + [8] * 10
 
 
+def test_dataset_takes_any_length_after_two_of_one() -> None:
+    """Keras' own reading of a PyDataset fails here: it looks at the first batches only."""
+    data = batches([("a",)] * 6 + [("a b c d e f",)] * 2)
+    lengths = [data[index][1].shape[2] for index in range(len(data))]
+    while lengths[0] != 4 or lengths[1] != 4:
+        data.start_epoch(len(lengths) + data._seed)
+        data._seed += 1
+        lengths = [data[index][1].shape[2] for index in range(len(data))]
+    assert lengths.count(8) == 1
+    assert int(data.dataset().cardinality()) == 4
+    for (x, y), expected in zip(data.dataset(), lengths, strict=True):
+        assert x["regions"].shape == (2, 3, 5)
+        assert x["tokens"].shape == y.shape == (2, 1, expected)
+
+
 def test_photos_without_a_usable_caption_are_left_out() -> None:
     data = batches([("a",), (" . ",), ("b",)])
     assert sorted(order(data)) == [1, 3]
