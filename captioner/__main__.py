@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 
@@ -64,6 +64,9 @@ class CaptionCommand:
     """A .keras file or a run folder; the shipped model if not given."""
     overlay: Path | None = None
     """Folder for one picture per photo: a panel for every word, with where it looked."""
+    show: Literal["alpha", "evidence"] = "alpha"
+    """What overlays show: alpha, what was weighed before the word was chosen, or evidence, the
+    regions that spoke for the chosen word."""
     maps: Path | None = None
     """Folder for one .npz per photo: the maps as numbers (README: "Maps as files")."""
     jsonl: Path | None = None
@@ -73,7 +76,15 @@ class CaptionCommand:
     def run(self) -> None:
         from captioner.commands import caption
 
-        caption(self.photos, self.model, self.search, self.overlay, self.maps, self.jsonl)
+        caption(
+            self.photos,
+            self.model,
+            self.search,
+            self.overlay,
+            self.maps,
+            self.jsonl,
+            self.show,
+        )
 
 
 @dataclass(frozen=True)
@@ -93,6 +104,61 @@ class EvaluateCommand:
         from captioner.evaluation import evaluate
 
         evaluate(self.data, self.split, self.model, self.search, self.out)
+
+
+@dataclass(frozen=True)
+class GroundCommand:
+    """Measure whether maps lie on the things that the words name (needs boxes)."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    split: str | None = None
+    """Split whose photos are used; all photos if not given."""
+    model: Path | None = None
+    """A .keras file or a run folder; the shipped model if not given."""
+    boxes: Path | None = None
+    """COCO instances JSON, where it is not beside the captions."""
+    reference: bool = False
+    """Read the data set's captions (teacher forcing) instead of generating them."""
+    out: Path | None = None
+    """File for the result; ground.json in the run folder, when --model is one."""
+    search: SearchConfig = field(default_factory=SearchConfig)
+
+    def run(self) -> None:
+        from captioner.grounding import ground
+
+        ground(
+            self.data,
+            self.split,
+            self.model,
+            self.search,
+            self.out,
+            reference=self.reference,
+            boxes=self.boxes,
+        )
+
+
+@dataclass(frozen=True)
+class CompareCommand:
+    """Train kinds of attention with one budget and seed, and compare them in one table."""
+
+    out: Path = Path("runs/compare")
+    """Folder of the runs and the table."""
+    kinds: tuple[str, ...] = ("none", "soft", "hard", "soft+self")
+    """What is compared."""
+    boxes_data: Path | None = None
+    """A data set with boxes to measure the maps on; scenes have their own."""
+    data: DataConfig = field(default_factory=DataConfig)
+    vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    beam: int = 5
+    """Beam of the generated captions."""
+
+    def run(self) -> None:
+        from captioner.compare import compare
+
+        config = TrainConfig(self.data, self.vocabulary, self.model, self.training)
+        compare(config, self.out, self.kinds, SearchConfig(beam=self.beam), self.boxes_data)
 
 
 @dataclass(frozen=True)
@@ -143,6 +209,8 @@ COMMANDS: dict[str, type] = {
     "train": TrainCommand,
     "caption": CaptionCommand,
     "evaluate": EvaluateCommand,
+    "ground": GroundCommand,
+    "compare": CompareCommand,
     "demo": DemoCommand,
     "encoders": EncodersCommand,
     "scenes": ScenesCommand,

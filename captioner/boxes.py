@@ -4,6 +4,7 @@ Boxes come from COCO instances JSON, as it lies beside a COCO data set's caption
 by table: the names of the categories, their plurals, and for COCO's 80 the everyday words for them.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -266,7 +267,8 @@ class Names:
       name of several words is found as a whole and stands at its last: the "dog" of "hot dog".
     - A word that may name several categories ("bike", "glass", "board") names the first of them,
       in the order of `categories`, that is boxed in the photo.
-    - A naming word directly before another only qualifies it: "baby" in "baby elephant".
+    - A naming word directly before another only qualifies it: "baby" in "baby elephant". Where the
+      tokeniser took the comma of a list away, its earlier words are passed over so too.
 
     Args:
         categories: names, as an instances file gives them.
@@ -292,7 +294,7 @@ class Names:
         named = [self._ending_at(words, place) for place in range(len(words))]
         return [
             None if following else next((name for name in names if name in boxed), None)
-            for names, following in zip(named, [*named[1:], []], strict=True)
+            for names, following in itertools.zip_longest(named, named[1:])
         ]
 
     def _ending_at(self, words: Sequence[str], place: int) -> list[str]:

@@ -26,6 +26,10 @@ class Caption:
             without attention.
         gate: `(T,)`, beta of every word, 0..1: how much of the photo entered the decoder
             (Xu et al. 2015, section 4.2.1); `None` for a model without attention.
+        evidence: `(T, gh, gw)`, the regions that spoke for each word once it was chosen, each map
+            summing to 1 (see `captioner.evidence`); `None` unless it was asked for.
+        self_attention: `(layers, heads, L, L)`, where every region looked among the regions before
+            decoding; `None` unless it was asked for and the model has such layers.
         geometry: how the photo became the square that the encoder saw.
         photo: the photo's file, or `None` when it was given as an image.
         image: the photo itself when it was given as an image, upright RGB; `None` otherwise.
@@ -40,6 +44,8 @@ class Caption:
     geometry: Geometry
     photo: Path | None = None
     image: Image.Image | None = None
+    evidence: np.ndarray | None = None
+    self_attention: np.ndarray | None = None
 
     def pixels(self) -> Image.Image:
         """The photo in its own aspect ratio, upright RGB.

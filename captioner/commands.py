@@ -27,6 +27,7 @@ def caption(
     overlays: Path | None = None,
     maps: Path | None = None,
     json_lines: Path | None = None,
+    show: str = "alpha",
 ) -> list[Caption]:
     """Captions photos, prints the captions and writes what was asked for.
 
@@ -48,7 +49,8 @@ def caption(
 
     described: list[list[Caption]] = []
     failed = 0
-    results: Any = describe_files(writer, [path for path, _ in found], options)
+    extras = bool(maps) or show == "evidence"
+    results: Any = describe_files(writer, [path for path, _ in found], options, extras=extras)
     if len(found) > inference.BATCH_PHOTOS:
         results = track(results, "Captioning", len(found), "photos")
     for number, (path, captions) in enumerate(results):
@@ -62,7 +64,7 @@ def caption(
             score = f"  ({one.score:.3f})" if len(captions) > 1 else ""
             print(f"{prefix}{one.text}{score}", flush=True)
         if overlay_paths:
-            overlay.save(captions[0], overlay_paths[number])
+            overlay.save(captions[0], overlay_paths[number], show=show)
         if map_paths:
             sidecar.save_maps(captions[0], map_paths[number])
     if json_lines:

@@ -2,17 +2,34 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from captioner import __version__, datasets, inference, metrics, search
 from captioner.config import DataConfig, SearchConfig
+from captioner.datasets import Example
 from captioner.errors import InputError
 from captioner.files import write_text
 from captioner.inference import Writer, describe_files
 from captioner.progress import track
 
-__all__ = ["evaluate"]
+__all__ = ["caption_split", "evaluate"]
+
+
+def caption_split(
+    examples: Sequence[Example], model: Path | None, options: SearchConfig
+) -> dict[str, str]:
+    """The best caption of every photo, by the example's id; unreadable photos are named."""
+    by_path = {one.path: one for one in examples}
+    results = describe_files(Writer(inference.load(model)), list(by_path), options)
+    candidates: dict[str, str] = {}
+    for path, captions in track(results, "Captioning", len(by_path), "photos"):
+        if isinstance(captions, InputError):
+            print(f"captioner: {captions}", file=sys.stderr)
+        else:
+            candidates[by_path[path].id] = captions[0].text
+    return candidates
 
 
 def evaluate(
@@ -35,18 +52,11 @@ def evaluate(
     data_set = datasets.load(
         data.data, format=data.format, images=data.images, seed=data.split_seed
     )
-    examples = {one.path: one for one in data_set.split(split)[: data.limit]}
-    writer = Writer(inference.load(model))
-    candidates: dict[str, str] = {}
-    results = describe_files(writer, list(examples), options)
-    for path, captions in track(results, f"Captioning {split}", len(examples), "photos"):
-        if isinstance(captions, InputError):
-            print(f"captioner: {captions}", file=sys.stderr)
-        else:
-            candidates[examples[path].id] = captions[0].text
+    examples = data_set.split(split)[: data.limit]
+    candidates = caption_split(examples, model, options)
     if not candidates:
         raise InputError(f"{data.data}: none of the photos of {split} can be read")
-    references = {one.id: one.captions for one in examples.values() if one.id in candidates}
+    references = {one.id: one.captions for one in examples if one.id in candidates}
     scores = metrics.caption_scores(candidates, references)
     report = {
         **scores,

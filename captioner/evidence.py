@@ -24,7 +24,9 @@ __all__ = ["evidence_maps"]
 COPIES = 32  # differentiated at once; 20 words over 14x14 regions then take less than 1 GB
 
 
-def evidence_maps(model: Captioner, regions: Any, tokens: Any) -> np.ndarray:
+def evidence_maps(
+    model: Captioner, regions: Any, tokens: Any, wanted: np.ndarray | None = None
+) -> np.ndarray:
     """Where the evidence for every word of given captions lies.
 
     A gradient of a sum over words could not be taken apart again, and one pass per word would be
@@ -35,15 +37,19 @@ def evidence_maps(model: Captioner, regions: Any, tokens: Any) -> np.ndarray:
         model: one with or without attention; without, every region weighs the same.
         regions: `(B, L, D)`, the encoder's; a photo stands in as many rows as it has captions.
         tokens: `(B, T + 1)` int: `<start>`, then the words; pads may follow.
+        wanted: `(B, T)` bool, the words whose maps are wanted; `None` for all.
 
     Returns:
         `(B, T, L)` float32: a map per word that sums to 1, uniform where no region speaks for the
-        word; zeros for pads.
+        word; zeros for pads and for words that are not wanted.
     """
     regions, tokens = np.asarray(regions, np.float32), np.asarray(tokens, np.int32)
     maps = np.zeros((len(tokens), tokens.shape[1] - 1, regions.shape[1]), np.float32)
+    real = tokens[:, 1:] != PAD
+    if wanted is not None:
+        real &= wanted
     # In the order of positions, because a copy need not be read past its word.
-    positions, captions = np.nonzero(tokens[:, 1:].T != PAD)
+    positions, captions = np.nonzero(real.T)
     for first in range(0, len(positions), COPIES):
         position, caption = positions[first : first + COPIES], captions[first : first + COPIES]
         maps[caption, position] = _evidence(

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from captioner.errors import InputError
@@ -29,9 +29,12 @@ def replacing(path: Path) -> Iterator[Path]:
         yield partial
         partial.replace(path)
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from error
+        raise InputError(
+            f"{path}: cannot be written ({error.strerror or error}); choose another place"
+        ) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # gone already when all went well
+            partial.unlink()
 
 
 def write_text(path: Path, text: str) -> None:

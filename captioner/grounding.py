@@ -90,6 +90,7 @@ class Written(NamedTuple):
         model: that wrote or read them.
         regions: `(N, L, D)`.
         tokens: `(N, T + 1)`: `<start>`, words, pads.
+        counted: `(N, T)` bool: the words that are measured; only their maps are needed.
         attention: `(N, T, L)`, alpha of every word; anything for pads.
         random: for maps that are drawn.
     """
@@ -97,6 +98,7 @@ class Written(NamedTuple):
     model: Captioner
     regions: np.ndarray
     tokens: np.ndarray
+    counted: np.ndarray
     attention: np.ndarray
     random: np.random.Generator
 
@@ -111,7 +113,9 @@ def sample_maps(written: Written) -> np.ndarray:
 
 MAPS: Mapping[str, Callable[[Written], np.ndarray]] = {
     "alpha": lambda written: written.attention,
-    "evidence": lambda written: evidence_maps(written.model, written.regions, written.tokens),
+    "evidence": lambda written: evidence_maps(
+        written.model, written.regions, written.tokens, written.counted
+    ),
     "sample": sample_maps,
 }
 """Kinds of maps: captions -> `(N, T, L)`. `sample` is measured for hard attention only."""
@@ -518,7 +522,7 @@ class _Meter:
         targets = [(one, found) for one, found in targets if found]
         if not targets:
             return []
-        written = self._written(np.asarray(regions), [one for one, _ in targets])
+        written = self._written(np.asarray(regions), targets)
         maps = {kind: MAPS[kind](written) for kind in self._kinds}
         words = []
         for row, (caption, found) in enumerate(targets):
@@ -573,17 +577,21 @@ class _Meter:
                     targets.append(_Target(position, category, shares, hits))
         return targets
 
-    def _written(self, regions: np.ndarray, captions: Sequence[_Caption]) -> Written:
+    def _written(
+        self, regions: np.ndarray, targets: Sequence[tuple[_Caption, Sequence[_Target]]]
+    ) -> Written:
         """Captions side by side, with alpha; where nobody wrote them, they are read."""
-        regions = regions[[one.row for one in captions]]
-        length = max(len(one.tokens) for one in captions)
-        tokens = np.full((len(captions), length + 1), PAD, np.int32)
-        attention = np.zeros((len(captions), length, regions.shape[1]), np.float32)
-        for row, one in enumerate(captions):
+        regions = regions[[one.row for one, _ in targets]]
+        size, length = len(targets), max(len(one.tokens) for one, _ in targets)
+        tokens = np.full((size, length + 1), PAD, np.int32)
+        counted = np.zeros((size, length), bool)
+        attention = np.zeros((size, length, regions.shape[1]), np.float32)
+        for row, (one, found) in enumerate(targets):
+            counted[row, [target.position for target in found]] = True
             tokens[row, : len(one.tokens) + 1] = [START, *one.tokens]
             if one.attention is not None:
                 attention[row, : len(one.tokens)] = one.attention
         if self._reference:
             outputs = self.model({"regions": regions, "tokens": tokens[:, None, :-1]})
             attention = np.asarray(outputs["attention"][:, 0])
-        return Written(self.model, regions, tokens, attention, self._random)
+        return Written(self.model, regions, tokens, counted, attention, self._random)

@@ -15,6 +15,7 @@ from captioner.caption import Caption
 from captioner.config import SearchConfig
 from captioner.decoder import LOOKS, DecoderState, Memory
 from captioner.errors import InputError
+from captioner.evidence import evidence_maps
 from captioner.features import BATCH_PHOTOS, load_squares
 from captioner.images import Geometry, load_photo, to_upright_rgb
 from captioner.model import Captioner, load_model
@@ -117,8 +118,37 @@ class Writer:
         output = self.model.decoder.step(tokens, state, memory, look)
         return tf.nn.log_softmax(output.logits), output.state, output.attention, output.gate
 
+    def extras(self, regions: Any, hypotheses: Sequence[search.Hypothesis]) -> list[dict[str, Any]]:
+        """What a `Caption` carries on request: evidence and self-attention maps.
+
+        Args:
+            regions: `(B, L, D)`.
+            hypotheses: one caption per photo.
+
+        Returns:
+            Per photo the arguments `evidence` and `self_attention` of `Caption`.
+        """
+        rows = [[START, *one.tokens] for one in hypotheses]
+        tokens = np.full((len(rows), max(map(len, rows))), PAD, np.int32)
+        for row, ids in zip(tokens, rows, strict=True):
+            row[: len(ids)] = ids
+        evidence = evidence_maps(self.model, regions, tokens)
+        _, layers = self.model.relate(tf.cast(regions, tf.float32))
+        between = np.stack(layers, axis=1) if layers else None  # (B, layers, heads, L, L)
+        return [
+            {
+                "evidence": maps[: len(one.tokens)].reshape(-1, *self.model.grid),
+                "self_attention": None if between is None else between[number],
+            }
+            for number, (maps, one) in enumerate(zip(evidence, hypotheses, strict=True))
+        ]
+
     def caption(
-        self, hypothesis: search.Hypothesis, geometry: Geometry, photo: Path | Image.Image
+        self,
+        hypothesis: search.Hypothesis,
+        geometry: Geometry,
+        photo: Path | Image.Image,
+        **extras: Any,
     ) -> Caption:
         """A `Caption` of what the search found for a photo."""
         words = self.model.vocabulary.decode(hypothesis.tokens)
@@ -135,13 +165,20 @@ class Writer:
             geometry=geometry,
             photo=photo if isinstance(photo, Path) else None,
             image=photo if isinstance(photo, Image.Image) else None,
+            **extras,
         )
 
 
 def describe_files(
-    writer: Writer, photos: Iterable[Path], options: SearchConfig
+    writer: Writer, photos: Iterable[Path], options: SearchConfig, *, extras: bool = False
 ) -> Iterator[tuple[Path, list[Caption] | InputError]]:
     """Captions of many photos, in order, a batch at a time.
+
+    Args:
+        writer: a model's.
+        photos: the files.
+        options: how words are chosen.
+        extras: give the best caption of every photo evidence and self-attention maps.
 
     Yields:
         `(path, captions)`, the captions best first; for a photo that cannot be read, the
@@ -153,14 +190,20 @@ def describe_files(
     def flush() -> Iterator[tuple[Path, list[Caption] | InputError]]:
         squares = [square for _, square, _ in waiting if not isinstance(square, InputError)]
         found: list[list[search.Hypothesis]] = []
+        more: list[dict[str, Any]] = []
         if squares:
-            found = writer.write(writer.encode(np.stack(squares)), options)
-        remaining = iter(found)
+            regions = writer.encode(np.stack(squares))
+            found = writer.write(regions, options)
+            best = [hypotheses[0] for hypotheses in found]
+            more = writer.extras(regions, best) if extras else [{} for _ in best]
+        remaining = zip(found, more, strict=True)
         for path, square, geometry in waiting:
             if geometry is None:
                 yield path, square
-            else:
-                yield path, [writer.caption(one, geometry, path) for one in next(remaining)]
+                continue
+            (first, *others), arguments = next(remaining)
+            captions = [writer.caption(first, geometry, path, **arguments)]
+            yield path, captions + [writer.caption(one, geometry, path) for one in others]
         waiting.clear()
 
     for item in load_squares(list(photos), model.image_size, model.resize):
@@ -174,17 +217,22 @@ Photo = str | Path | Image.Image
 
 
 @overload
-def describe(model: Captioner, photos: Photo, **options: Any) -> Caption: ...
-@overload
-def describe(model: Captioner, photos: Sequence[Photo], **options: Any) -> list[Caption]: ...
 def describe(
-    model: Captioner, photos: Photo | Sequence[Photo], **options: Any
+    model: Captioner, photos: Photo, *, evidence: bool = False, **options: Any
+) -> Caption: ...
+@overload
+def describe(
+    model: Captioner, photos: Sequence[Photo], *, evidence: bool = False, **options: Any
+) -> list[Caption]: ...
+def describe(
+    model: Captioner, photos: Photo | Sequence[Photo], *, evidence: bool = False, **options: Any
 ) -> Caption | list[Caption]:
     """Captions a photo, or each of several.
 
     Args:
         model: from `load`.
         photos: a file, a Pillow image, or a sequence of them.
+        evidence: whether captions carry evidence and self-attention maps too.
         **options: fields of `captioner.config.SearchConfig`: `beam=5`, `sample=True`, …
 
     Returns:
@@ -197,7 +245,7 @@ def describe(
         >>> caption = captioner.describe(captioner.load(), "dog.jpg", beam=5)
     """
     if isinstance(photos, str | Path | Image.Image):
-        return describe(model, [photos], **options)[0]
+        return describe(model, [photos], evidence=evidence, **options)[0]
     search_options = SearchConfig(**options)
     writer = Writer(model)
     captions = []
@@ -208,10 +256,14 @@ def describe(
             np.asarray(geometry.square(image))
             for geometry, (_, image) in zip(geometries, batch, strict=True)
         ]
-        found = writer.write(writer.encode(np.stack(squares)), search_options)
+        regions = writer.encode(np.stack(squares))
+        best = [hypotheses[0] for hypotheses in writer.write(regions, search_options)]
+        extras = writer.extras(regions, best) if evidence else [{} for _ in best]
         captions += [
-            writer.caption(best[0], geometry, photo)
-            for best, geometry, (photo, _) in zip(found, geometries, batch, strict=True)
+            writer.caption(one, geometry, photo, **arguments)
+            for one, geometry, (photo, _), arguments in zip(
+                best, geometries, batch, extras, strict=True
+            )
         ]
     return captions
 

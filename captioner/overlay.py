@@ -6,12 +6,10 @@ did the photo keeps its colours under a glow, so that colour means attention and
 """
 
 import base64
-import contextlib
 import functools
 import html
 import io
 import math
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +22,7 @@ from matplotlib.ft2font import FT2Font
 from PIL import Image, ImageDraw, ImageFont
 
 from captioner.caption import Caption
-from captioner.errors import InputError
+from captioner.files import replacing
 from captioner.images import Geometry
 
 __all__ = ["blend", "figure", "save", "save_page", "spread"]
@@ -36,6 +34,8 @@ _GAMMA = 0.6
 _DIMMED = 0.5  # brightness of the grey photo where no attention falls
 _GLOW = 0.6  # the colour map's opacity where attention is full
 _RED_GREEN_BLUE_LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow's mode L
+
+SHOWS = ("alpha", "evidence")
 
 _INK, _FAINT = (24, 24, 28), (100, 100, 108)
 _ASPECT = 1.8  # width / height that `figure` aims at when it chooses the number of columns
@@ -112,7 +112,9 @@ def blend(photo: Image.Image, alpha: np.ndarray, highest: float) -> Image.Image:
     return Image.fromarray(np.rint(blended * 255).astype(np.uint8))
 
 
-def figure(caption: Caption, *, columns: int | None = None, panel: int = 224) -> Image.Image:
+def figure(
+    caption: Caption, *, show: str = "alpha", columns: int | None = None, panel: int = 224
+) -> Image.Image:
     """Draws the photo and, word by word, where the model looked.
 
     All words share one colour scale, from 0 to the figure's highest alpha, so that panels can be
@@ -120,6 +122,8 @@ def figure(caption: Caption, *, columns: int | None = None, panel: int = 224) ->
 
     Args:
         caption: what to draw; without attention only the photo and the caption are drawn.
+        show: `alpha`, what the model weighed before it chose the word, or `evidence`, the regions
+            that spoke for the word it chose; the foot says which.
         columns: panels per row; chosen for a page-like shape when `None`.
         panel: side in pixels of a square photo's panel; other photos get the same area, up to
             twice this length. Type and spacing grow with it.
@@ -129,12 +133,17 @@ def figure(caption: Caption, *, columns: int | None = None, panel: int = 224) ->
 
     Raises:
         InputError: the photo's file is gone or unreadable.
-        ValueError: `columns` or `panel` is not positive.
+        ValueError: `columns` or `panel` is not positive, or the caption carries no evidence.
     """
     if panel < 1 or (columns is not None and columns < 1):
         raise ValueError(f"panel and columns must be positive, received {panel} and {columns}")
+    if show not in SHOWS:
+        raise ValueError(f"show must be one of {', '.join(SHOWS)}, received {show!r}")
+    maps = caption.attention if show == "alpha" else caption.evidence
+    if show == "evidence" and maps is None:
+        raise ValueError("this caption carries no evidence; describe(..., evidence=True) adds it")
     photo = caption.pixels()
-    layout = _Layout.of(caption, columns, panel)
+    layout = _Layout.of(caption, maps, show, columns, panel)
     canvas = Image.new("RGB", (layout.width, layout.height), "white")
     draw = ImageDraw.Draw(canvas)
     for index, line in enumerate(layout.title):
@@ -144,20 +153,20 @@ def figure(caption: Caption, *, columns: int | None = None, panel: int = 224) ->
 
     small = photo.resize(layout.picture, Image.Resampling.LANCZOS, reducing_gap=3.0)
     canvas.paste(small, layout.panel_box(0)[:2])
-    if caption.attention is None:
+    if maps is None:
         _label(draw, layout, 0, "photo", "")
     else:
         cropped = caption.geometry.resize == "crop"
         _label(draw, layout, 0, "photo", "frame: what the model saw" if cropped else "")
         if cropped:
             _frame_visible(draw, caption.geometry, layout)
-        highest = _highest(caption.attention)
+        highest = _highest(maps)
         for index, word in enumerate(caption.words):
-            alpha = spread(caption.attention[index], caption.geometry, *layout.picture)
+            alpha = spread(maps[index], caption.geometry, *layout.picture)
             canvas.paste(blend(small, alpha, highest), layout.panel_box(index + 1)[:2])
             _label(draw, layout, index + 1, word, _numbers(caption, index), bold=True)
         if caption.words:
-            _draw_scale(canvas, layout, highest, caption.attention[0].size)
+            _draw_scale(canvas, layout, highest, maps[0].size)
     first = layout.height - layout.margin - len(layout.foot) * _SMALL_LINE * layout.unit
     for index, line in enumerate(layout.foot):
         y = first + (index + 0.5) * _SMALL_LINE * layout.unit
@@ -166,13 +175,15 @@ def figure(caption: Caption, *, columns: int | None = None, panel: int = 224) ->
     return canvas
 
 
-def save(caption: Caption, path: str | Path) -> None:
-    """Writes `figure(caption)` as a PNG, whole or not at all; its folder is made when missing.
+def save(caption: Caption, path: str | Path, *, show: str = "alpha") -> None:
+    """Writes `figure(caption, show=show)` as a PNG, whole or not at all.
+
+    Its folder is made when missing.
 
     Raises:
         InputError: the file cannot be written, or the photo cannot be read.
     """
-    _write(Path(path), _encoded(figure(caption), "PNG", optimize=True))
+    _write(Path(path), _encoded(figure(caption, show=show), "PNG", optimize=True))
 
 
 def save_page(
@@ -225,7 +236,9 @@ class _Layout:
     head: int  # where the first row of cells starts
 
     @classmethod
-    def of(cls, caption: Caption, columns: int | None, panel: int) -> "_Layout":
+    def of(
+        cls, caption: Caption, maps: Any, show: str, columns: int | None, panel: int
+    ) -> "_Layout":
         unit = panel / 224
         aspect = caption.geometry.photo_width / caption.geometry.photo_height
         width = panel * min(math.sqrt(aspect), 2.0, 2.0 * aspect)
@@ -236,13 +249,13 @@ class _Layout:
             max(picture[0], round(_NARROWEST * unit)) + gap,
             picture[1] + round((_ABOVE + _BELOW) * unit),
         )
-        panels = 1 if caption.attention is None else 1 + len(caption.words)
+        panels = 1 if maps is None else 1 + len(caption.words)
         columns = min(columns, panels) if columns else _columns(panels, cell)
         # The colour scale and the caption's sentence need some width under the narrowest photo.
         inner = max(columns * cell[0] - gap, round(_LEAST_WIDTH * unit))
         margin = round(_MARGIN * unit)
         title = _wrap(caption.text, inner, _TITLE * unit, bold=True)
-        foot = _wrap(_explanation(caption), inner, _SMALL * unit)
+        foot = _wrap(_explanation(caption, maps, show), inner, _SMALL * unit)
         head = margin + round((len(title) * _TITLE_LINE + _GAP / 2) * unit)
         scale = _SCALE if panels > 1 else 0
         body = -(-panels // columns) * cell[1]
@@ -276,20 +289,8 @@ def _encoded(picture: Image.Image, kind: str, **options: Any) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Writes under another name in the same folder and renames, so no half file is ever seen."""
-    temporary = path.with_name(f".{uuid.uuid4().hex}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    except OSError as error:
-        raise InputError(
-            f"{path}: the overlay cannot be written ({error.strerror or error}); choose another "
-            "file or a folder that you may write to"
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):  # gone already when all went well
-            temporary.unlink()
+    with replacing(path) as partial:
+        partial.write_bytes(content)
 
 
 def _columns(panels: int, cell: tuple[int, int]) -> int:
@@ -315,18 +316,22 @@ def _numbers(caption: Caption, index: int) -> str:
     )
 
 
-def _explanation(caption: Caption) -> str:
+def _explanation(caption: Caption, maps: np.ndarray | None, show: str) -> str:
     """What a reader needs to know to read the figure."""
-    if caption.attention is None:
+    if maps is None:
         return "this model has no attention: no map to draw"
     if not caption.words:
         return ""
-    regions = caption.attention[0].size
+    regions = maps[0].size
+    what = {
+        "alpha": "attention (alpha, weighed before the word was chosen)",
+        "evidence": "evidence (what spoke for the word once it was chosen)",
+    }[show]
     gate = (
         "" if caption.gate is None else "Gate: how much of the photo reached the decoder, 0 to 1. "
     )
     return (
-        f"Colour: share of the word's attention that one of {regions} regions gets; spread evenly, "
+        f"Colour: share of the word's {what} that one of {regions} regions gets; spread evenly, "
         f"each would get {1 / regions:.1%}. {gate}p: the word's probability."
     )
 

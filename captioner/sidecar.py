@@ -43,6 +43,8 @@ def save_maps(caption: Caption, path: Path) -> None:
     Arrays (`T` words, grid `gh x gw`):
         words `(T,)` str; word_probabilities `(T,)`; gate `(T,)`;
         attention `(T, gh, gw)`: alpha, each map summing to 1, row 0 at the top of the photo;
+        evidence `(T, gh, gw)`, where the caption carries it: the regions that spoke for the word;
+        self_attention `(layers, heads, L, L)`, where the model has such layers;
         photo_size `(2,)`: width and height in pixels, upright;
         window `(4,)`: left, top, right, bottom, in photo pixels, of the rectangle that the grid
         covers evenly: cell `(r, c)` spans `left + c * (right - left) / gw`, and so on. It is the
@@ -60,6 +62,11 @@ def save_maps(caption: Caption, path: Path) -> None:
             word_probabilities=caption.word_probabilities.astype(np.float32),
             gate=caption.gate.astype(np.float32),
             attention=caption.attention.astype(np.float32),
+            **{
+                name: maps.astype(np.float32)
+                for name in ("evidence", "self_attention")
+                if (maps := getattr(caption, name)) is not None
+            },
             photo_size=np.array([caption.geometry.photo_width, caption.geometry.photo_height]),
             window=np.array(caption.geometry.window, np.float64),
         )

@@ -109,6 +109,17 @@ def test_a_map_is_of_its_own_word(model: Captioner) -> None:
     np.testing.assert_allclose(after[1], before[1], rtol=1e-3, atol=1e-5)
 
 
+def test_only_the_words_that_are_wanted(model: Captioner, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = evidence_maps(model, REGIONS, TOKENS)
+    wanted = np.zeros((2, 5), bool)
+    wanted[0, 3] = wanted[1, 1] = wanted[1, 4] = True  # the last is a pad
+    monkeypatch.setattr(evidence, "COPIES", 2)
+    maps = evidence_maps(model, REGIONS, TOKENS, wanted)
+    np.testing.assert_allclose(maps[0, 3], whole[0, 3], rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(maps[1, 1], whole[1, 1], rtol=1e-3, atol=1e-5)
+    assert maps.sum() == pytest.approx(2)
+
+
 def test_copies_are_split_into_passes(model: Captioner, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = evidence_maps(model, REGIONS, TOKENS)
     passes = []

@@ -143,3 +143,43 @@ def test_options_out_of_range(tiny_model: Captioner, photos: list[Path]) -> None
         captioner.describe(tiny_model, photos[0], beam=0)
     with pytest.raises(InputError, match="is not an image"):
         captioner.describe(tiny_model, __file__)
+
+
+def test_evidence_and_self_attention_on_request(tiny_encoder, photos: list[Path]) -> None:  # type: ignore[no-untyped-def]
+    model = Captioner(
+        tiny_encoder, ["a", "b", "c"], units=11, attention_units=5, embedding_units=3,
+        self_attention=2,
+    )  # fmt: skip
+    plain = captioner.describe(model, photos[0], beam=2)
+    assert plain.evidence is None
+    assert plain.self_attention is None
+    captions = captioner.describe(model, photos[:3], beam=2, evidence=True)
+    for caption in captions:
+        assert caption.evidence.shape == caption.attention.shape
+        np.testing.assert_allclose(caption.evidence.sum(axis=(1, 2)), 1, rtol=1e-5)
+        assert caption.self_attention.shape == (2, 8, 6, 6)
+        np.testing.assert_allclose(caption.self_attention.sum(axis=-1), 1, rtol=1e-5)
+    ((_, (best, *_)),) = describe_files(
+        Writer(model), photos[:1], SearchConfig(beam=2), extras=True
+    )
+    np.testing.assert_allclose(best.evidence, captions[0].evidence, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(best.self_attention, captions[0].self_attention, rtol=1e-4)
+
+
+@pytest.mark.parametrize("look", ["sampled", "argmax"])
+def test_looking_at_one_region(tiny_model: Captioner, look: str) -> None:
+    for weight in tiny_model.decoder.trainable_weights:
+        weight.assign(4 * weight)
+    writer = Writer(tiny_model)
+    regions = np.random.default_rng(8).normal(size=(1, 6, 7)).astype("float32")
+
+    def write(**options: object) -> Hypothesis:
+        return writer.write(regions, SearchConfig(beam=1, **options))[0][0]  # type: ignore[arg-type]
+
+    expected, looked = write(), write(look=look)
+    # The first word's alpha is the same whatever is then looked at; its probability is not.
+    np.testing.assert_allclose(looked.attention[0], expected.attention[0], rtol=1e-5)
+    assert looked.log_probabilities[0] != pytest.approx(expected.log_probabilities[0], abs=1e-4)
+    assert write(look=look).tokens == looked.tokens
+    if look == "sampled":
+        assert len({write(look=look, seed=seed).tokens for seed in range(12)}) > 1

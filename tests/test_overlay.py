@@ -1,6 +1,7 @@
 """Maps land where the model looked, and figures of every shape hold all that they should."""
 
 import base64
+import dataclasses
 import io
 import re
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ def described(
 
 
 def panel_of(caption: Caption, index: int, panel: int = 224) -> np.ndarray:
-    box = overlay._Layout.of(caption, None, panel).panel_box(index)
+    box = overlay._Layout.of(caption, caption.attention, "alpha", None, panel).panel_box(index)
     return np.asarray(overlay.figure(caption, panel=panel).crop(box), int)
 
 
@@ -189,7 +190,7 @@ def test_panels_hold_exactly_the_blended_photo_and_share_one_scale() -> None:
     assert caption.attention is not None
     caption.attention[1] = 1 / 35
     small = caption.pixels().resize(
-        overlay._Layout.of(caption, None, 224).picture, Image.Resampling.LANCZOS
+        overlay._Layout.of(caption, None, "alpha", None, 224).picture, Image.Resampling.LANCZOS
     )
     assert np.array_equal(panel_of(caption, 0), np.asarray(small))
     for index in range(2):
@@ -201,7 +202,8 @@ def test_panels_hold_exactly_the_blended_photo_and_share_one_scale() -> None:
 
 @pytest.mark.parametrize("size", [(4000, 150), (150, 4000), (1, 700)])
 def test_panoramas_and_towers_keep_their_shape_and_a_readable_size(size: tuple[int, int]) -> None:
-    layout = overlay._Layout.of(described(size=size), None, 224)
+    caption = described(size=size)
+    layout = overlay._Layout.of(caption, caption.attention, "alpha", None, 224)
     assert max(layout.picture) <= 448
     assert layout.picture[0] / layout.picture[1] == pytest.approx(size[0] / size[1], rel=0.1) or (
         min(layout.picture) == 1
@@ -351,7 +353,7 @@ def test_a_figure_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     for path in (tmp_path / "file" / "dog.png", tmp_path / "folder"):
-        with pytest.raises(InputError, match=r"the overlay cannot be written") as refused:
+        with pytest.raises(InputError, match=r"cannot be written") as refused:
             overlay.save(described("dog"), path)
         assert str(path) in str(refused.value)
     assert sorted(entry.name for entry in tmp_path.rglob("*")) == ["file", "folder"]
@@ -396,3 +398,24 @@ def texts_of(monkeypatch: pytest.MonkeyPatch, caption: Caption) -> list[str]:
         patch.setattr(ImageDraw.ImageDraw, "text", record)
         overlay.figure(caption)
     return written
+
+
+def test_evidence_is_drawn_on_request_and_said() -> None:
+    alpha, evidence = np.zeros((2, 1, 2, 2))
+    alpha[0, 0, 0] = evidence[0, 1, 1] = 1  # top left, bottom right
+    caption = dataclasses.replace(described("dog"), attention=alpha, evidence=evidence)
+    by_alpha, by_evidence = (
+        np.asarray(overlay.figure(caption, show=show), float) for show in overlay.SHOWS
+    )
+    left, top, right, bottom = overlay._Layout.of(caption, alpha, "alpha", None, 224).panel_box(1)
+    middle_x, middle_y = (left + right) // 2, (top + bottom) // 2
+    corner = np.s_[top:middle_y, left:middle_x]
+    opposite = np.s_[middle_y:bottom, middle_x:right]
+    assert by_alpha[corner].mean() > by_evidence[corner].mean() + 10
+    assert by_evidence[opposite].mean() > by_alpha[opposite].mean() + 10
+    assert "weighed before" in overlay._explanation(caption, alpha, "alpha")
+    assert "once it was chosen" in overlay._explanation(caption, evidence, "evidence")
+    with pytest.raises(ValueError, match="carries no evidence"):
+        overlay.figure(described("dog"), show="evidence")
+    with pytest.raises(ValueError, match="show must be one of alpha, evidence"):
+        overlay.figure(caption, show="heat")

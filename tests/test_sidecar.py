@@ -1,5 +1,6 @@
 """Captions as files."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -52,6 +53,13 @@ def test_maps(tmp_path: Path) -> None:
         assert list(arrays["photo_size"]) == [90, 60]
         assert list(arrays["window"]) == [15, 0, 75, 60]
     assert list(path.parent.iterdir()) == [path]
+    full = dataclasses.replace(
+        caption(), evidence=ATTENTION[::-1], self_attention=np.ones((1, 8, 6, 6)) / 6
+    )
+    save_maps(full, path)
+    with np.load(path, allow_pickle=False) as arrays:
+        np.testing.assert_allclose(arrays["evidence"], ATTENTION[::-1], rtol=1e-6)
+        assert arrays["self_attention"].shape == (1, 8, 6, 6)
     with pytest.raises(ValueError, match="without attention"):
         save_maps(caption(None), path)
 
