@@ -12,7 +12,7 @@ import io
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,8 @@ class Progress:
     Attributes:
         epoch: the epoch in progress, from 0.
         batch: batches of it that are done.
+        losses: their mean losses.
+        seconds: time spent on them.
         best: the best dev score so far.
         best_epoch: the epoch that had it; -1 before the first.
         history: one row per finished epoch, as in `history.csv`.
@@ -56,6 +58,8 @@ class Progress:
 
     epoch: int = 0
     batch: int = 0
+    losses: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
     best: float = float("-inf")
     best_epoch: int = -1
     history: tuple[dict[str, float], ...] = ()
@@ -214,23 +218,21 @@ class _Run:
             f"{self.batches.number_of_captions():,} captions, {self.model.dtype_policy.name}"
         )
         while self.progress.epoch < fit.epochs and not self._out_of_patience():
-            started = time.monotonic()
             epoch = self.progress.epoch
             self.batches.start_epoch(epoch, self.progress.batch)
-            if len(self.batches):
-                captions = self.batches.number_of_captions() / self.batches.per_epoch
+            if len(self.batches):  # 0 when the run stopped between its last batch and scoring dev
                 with bar(
                     f"Epoch {epoch + 1}/{fit.epochs}", self.batches.per_epoch, "batches"
                 ) as running:
-                    watcher = _Watcher(self, running, captions)
-                    history = self.model.fit(
+                    self.model.fit(
                         self.batches.dataset(),
                         initial_epoch=epoch,
                         epochs=epoch + 1,
+                        shuffle=False,
                         verbose=0,
-                        callbacks=[watcher],
-                    ).history
-                self._finish_epoch(history, watcher.captions_per_second, started)
+                        callbacks=[_Watcher(self, running)],
+                    )
+            self._finish_epoch()
         best = self.progress
         if best.best_epoch < best.epoch - 1 and self._out_of_patience():
             console.print(f"no better dev score for {fit.patience} epochs: stopped")
@@ -244,21 +246,20 @@ class _Run:
         waited = self.progress.epoch - 1 - self.progress.best_epoch
         return self.progress.best_epoch >= 0 and waited >= self.config.training.patience
 
-    def _finish_epoch(
-        self, history: dict[str, list[float]], captions_per_second: float, started: float
-    ) -> None:
+    def _finish_epoch(self) -> None:
         """Scores dev, keeps the model if it is the best, writes history and checkpoint."""
         progress, fit = self.progress, self.config.training
+        started = time.monotonic()
         scores = self.score_dev()
+        trained = progress.seconds
         row = {
             "epoch": progress.epoch + 1,
-            "loss": history["loss"][-1],
-            "word_loss": history["word_loss"][-1],
+            **progress.losses,
             **scores,
             **self._baseline(),
             "learning_rate": float(self.model.optimizer.learning_rate),
-            "captions_per_second": captions_per_second,
-            "seconds": time.monotonic() - started,
+            "captions_per_second": self.batches.number_of_captions() / trained,
+            "seconds": trained + time.monotonic() - started,
         }
         value = scores[fit.monitor]
         better = value > progress.best
@@ -388,32 +389,32 @@ class _Run:
 
 
 class _Watcher(keras.callbacks.Callback):
-    """Shows progress within an epoch and writes a checkpoint now and then."""
+    """Shows progress within an epoch, keeps count of it, and writes a checkpoint now and then."""
 
-    def __init__(self, run: _Run, running: Bar, captions_per_batch: float) -> None:
+    def __init__(self, run: _Run, running: Bar) -> None:
         super().__init__()
         self._run, self._bar = run, running
-        self._captions_per_batch = captions_per_batch
-        self._first_batch = run.progress.batch
+        self._before = run.progress
+        self._captions_per_batch = run.batches.number_of_captions() / run.batches.per_epoch
         self._started = self._saved = time.monotonic()
         self._batches = 0
-
-    @property
-    def captions_per_second(self) -> float:
-        return self._batches * self._captions_per_batch / (time.monotonic() - self._started)
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        if self._first_batch:
-            self._bar.skip(self._first_batch)
+        self._bar.skip(self._before.batch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._batches += 1
-        run = self._run
-        run.progress = dataclasses.replace(run.progress, batch=self._first_batch + self._batches)
-        self._bar.advance(
-            1, f"{self.captions_per_second:.0f} captions/s  loss {float(logs['loss']):.3f}"
+        run, before, now = self._run, self._before, time.monotonic()
+        done = before.batch + self._batches
+        # Keras' logs are means since `fit` began: those of a resumed epoch lack its first part.
+        losses = {
+            name: (before.batch * before.losses.get(name, 0.0) + self._batches * float(mean)) / done
+            for name, mean in logs.items()
+        }
+        seconds = now - self._started
+        run.progress = dataclasses.replace(
+            before, batch=done, losses=losses, seconds=before.seconds + seconds
         )
-        now = time.monotonic()
+        rate = self._batches * self._captions_per_batch / seconds
+        self._bar.advance(1, f"{rate:.0f} captions/s  loss {losses['loss']:.3f}")
         if now - self._saved > 60 * run.config.training.save_minutes:
             run.save()
             self._saved = now

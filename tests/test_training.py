@@ -51,11 +51,14 @@ def small_backbone(module_tiny_encoder: keras.Model) -> Iterator[None]:
 
 
 def config(photos: Path, **training_options: object) -> TrainConfig:
-    options = {"epochs": EPOCHS, "batch_photos": 3, "precision": "float32", **training_options}
+    options = {
+        **{"epochs": EPOCHS, "batch_photos": 3, "precision": "float32", "learning_rate": 0.02},
+        **training_options,
+    }
     return TrainConfig(
         DataConfig(data=photos),
         VocabularyConfig(min_count=1),
-        ModelConfig(units=11, attention_units=5, embedding_units=3),
+        ModelConfig(units=11, attention_units=5, embedding_units=3, dropout=0.2),
         TrainingConfig(**options),  # type: ignore[arg-type]
     )
 
