@@ -112,7 +112,7 @@ class GroundCommand:
 
     data: DataConfig = field(default_factory=DataConfig)
     split: str | None = None
-    """Split whose photos are used; all photos if not given."""
+    """Split that is measured; all photos if not given (also those it was trained on)."""
     model: Path | None = None
     """A .keras file or a run folder; the shipped model if not given."""
     boxes: Path | None = None
@@ -292,7 +292,10 @@ def _load_tensorflow() -> None:
     try:
         with Path(os.devnull).open("wb") as nowhere:
             os.dup2(nowhere.fileno(), 2)
-        import tensorflow  # noqa: F401
+        import tensorflow
+
+        # "Tracing is expensive": once per model and shape, which it cannot know.
+        tensorflow.get_logger().setLevel("ERROR")
     finally:
         os.dup2(terminal, 2)
         os.close(terminal)

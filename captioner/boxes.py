@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from captioner.errors import InputError
-from captioner.layouts import SPLIT_NAMES
+from captioner.layouts import SPLIT_NAMES, split_in_name
 from captioner.photo_index import PhotoIndex
 from captioner.text import tokenize
 
@@ -73,7 +73,7 @@ def find_instances(data: Path, split: str | None = None) -> list[Path]:
         files = sorted([*data.glob("instances*.json"), *data.glob("*/instances*.json")])
         looked_for = f"{data}/annotations/instances*.json"
     wanted = (None, split and SPLIT_NAMES.get(split.lower(), split))
-    files = [file for file in files if split is None or _split_of(file.name) in wanted]
+    files = [file for file in files if split is None or split_in_name(file.name) in wanted]
     if not files:
         raise InputError(
             f"{data}: no boxes beside its captions ({looked_for}); give COCO's instances JSON "
@@ -181,12 +181,6 @@ def _box(file: Path, entry: Entry) -> tuple[float, float, float, float]:
 
 def _malformed(file: Path, section: str, entry: Entry, what: str) -> InputError:
     return InputError(f"{file}: {section}[{entry[0]}] {what}; mend or remove that entry")
-
-
-def _split_of(name: str) -> str | None:
-    """The split that a file's name tells: `instances_val2014.json` -> dev."""
-    words = re.split(r"[^a-z]+", name.lower())
-    return next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), None)
 
 
 # --- Naming --------------------------------------------------------------------------------------

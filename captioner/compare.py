@@ -73,7 +73,11 @@ def compare(
                 config.data, data=boxes_data, format=None, images=None, limit=None
             )  # fmt: skip
             split = "test" if boxes_data is None else None
-            maps = ground(source, split, run, options)["maps"]
+            try:
+                maps = ground(source, split, run, options)["maps"]
+            except InputError as error:  # it names nothing that has a box: a result, not an end
+                console.print(f"{kind}: {error}", soft_wrap=True)
+                maps = {}
             for name, measures in maps.items():
                 for measure, cell in measures.items():
                     row[f"{name}_{measure}"] = cell["mean"]

@@ -17,7 +17,17 @@ from captioner.errors import InputError
 from captioner.photo_index import is_photo, walk
 from captioner.tables import Columns, find_columns, read_header, split_rows
 
-__all__ = ["FORMATS", "SPLITS", "SPLIT_NAMES", "Line", "Row", "Source", "quoted", "read"]
+__all__ = [
+    "FORMATS",
+    "SPLITS",
+    "SPLIT_NAMES",
+    "Line",
+    "Row",
+    "Source",
+    "quoted",
+    "read",
+    "split_in_name",
+]
 
 SPLITS = ("train", "dev", "test")
 
@@ -304,7 +314,7 @@ def _one_per_split(*patterns: str, fits: _Test = Path.is_file) -> _Finder:
     def find(root: Path) -> list[Path]:
         named: dict[str | None, list[Path]] = {}
         for file in _matching(root, patterns, fits):
-            named.setdefault(_split_in_name(file.name), []).append(file)
+            named.setdefault(split_in_name(file.name), []).append(file)
         if len(named) > 1:
             named.pop(None, None)
         for split, files in named.items():
@@ -338,7 +348,7 @@ def _find_folder(root: Path) -> list[Path]:
     return []
 
 
-def _split_in_name(name: str) -> str | None:
+def split_in_name(name: str) -> str | None:
     """The split that a file's name tells: `captions_val2014.json` -> dev."""
     words = re.split(r"[^a-z]+", name.lower())
     return next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), None)
@@ -472,7 +482,7 @@ def read(path: Path, format: str | None = None) -> Source:
     layout = _LAYOUTS[format]
     lines = []
     for file in files:
-        split = None if format == "folder" else _split_in_name(file.name)
+        split = None if format == "folder" else split_in_name(file.name)
         for line in layout.read(file):
             if split and isinstance(line.row, Row) and line.row.split is None:
                 line = line._replace(row=line.row._replace(split=split))

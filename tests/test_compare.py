@@ -18,7 +18,8 @@ def test_compare_on_scenes(
     scenes.write(tmp_path / "scenes", count=60, seed=1, image_size=96)
     command = [
         *("compare", "--data", str(tmp_path / "scenes"), "--out", str(tmp_path / "out")),
-        *("--kinds", "none", "hard", "--epochs", "2", "--min-count", "1", "--beam", "2"),
+        *("--kinds", "none", "hard", "--epochs", "6", "--min-count", "1", "--beam", "2"),
+        *("--learning-rate", "0.02", "--batch-photos", "8", "--precision", "float32"),
         *("--units", "11", "--attention-units", "5", "--embedding-units", "7"),
     ]
     assert main(command) == 0

@@ -52,7 +52,10 @@ def small_backbone(module_tiny_encoder: keras.Model) -> Iterator[None]:
 
 def config(photos: Path, **training_options: object) -> TrainConfig:
     options = {
-        **{"epochs": EPOCHS, "batch_photos": 3, "precision": "float32", "learning_rate": 0.02},
+        "epochs": EPOCHS,
+        "batch_photos": 3,
+        "precision": "float32",
+        "learning_rate": 0.02,
         **training_options,
     }
     return TrainConfig(
