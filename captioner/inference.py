@@ -69,6 +69,8 @@ class Writer:
 
     def encode(self, squares: np.ndarray) -> np.ndarray:
         """Regions `(B, L, D)` of squares `(B, size, size, 3)`."""
+        if len(squares) == 1:  # tracing costs more than one photo
+            return self.model.encode(tf.constant(squares))
         return self._encode(squares)
 
     def write(self, regions: Any, options: SearchConfig) -> list[list[search.Hypothesis]]:

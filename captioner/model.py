@@ -307,7 +307,7 @@ def _with_half_weights(path: Path) -> Path:
                 h5py.File(weights, "w") as half,
             ):
                 full.visititems(lambda key, item, half=half: _copy_half(half, key, item))
-            target.write(weights, name, zipfile.ZIP_DEFLATED)
+            target.write(weights, name)  # stored: float16 weights hardly shrink, and load slower
     return small
 
 

@@ -183,7 +183,7 @@ def save(caption: Caption, path: str | Path, *, show: str = "alpha") -> None:
     Raises:
         InputError: the file cannot be written, or the photo cannot be read.
     """
-    _write(Path(path), _encoded(figure(caption, show=show), "PNG", optimize=True))
+    _write(Path(path), _encoded(figure(caption, show=show), "PNG"))
 
 
 def save_page(
