@@ -2,6 +2,7 @@
 
 import sys
 import urllib.error
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -248,14 +249,11 @@ GRIDS = {
 }
 
 
-def _slow_unless(*names: str) -> list:
-    return [
-        name if name in names else pytest.param(name, marks=pytest.mark.slow)
-        for name in APPLICATIONS
-    ]
+def _slow_unless(quick: set[str], names: Iterable[str]) -> list:
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
-@pytest.mark.parametrize("name", _slow_unless("vgg19", "mobilenetv3-small"))
+@pytest.mark.parametrize("name", _slow_unless({"vgg19", "mobilenetv3-small"}, APPLICATIONS))
 def test_grids_of_keras_applications(name: str) -> None:
     encoder = build_encoder(name, weights="none")
     rows, columns, channels = GRIDS[name]
@@ -264,7 +262,11 @@ def test_grids_of_keras_applications(name: str) -> None:
     assert image_size_of(encoder) == ENCODERS[name].image_size
 
 
-@pytest.mark.parametrize("name", _slow_unless("mobilenetv3-small"))
+# The smallest of each family: the others are made of the same layers, and take minutes.
+SMALLEST = ("resnet50", "inceptionv3", "mobilenetv3-small", "efficientnetv2-b0", "convnext-tiny")
+
+
+@pytest.mark.parametrize("name", _slow_unless({"mobilenetv3-small"}, SMALLEST))
 def test_keras_applications_survive_saving_in_safe_mode(tmp_path: Path, name: str) -> None:
     size = ENCODERS[name].minimal_image_size
     encoder = build_encoder(name, size, weights="none")
