@@ -173,7 +173,7 @@ def test_save_and_load(
 
 
 def test_half_weights_are_half_the_size(tiny_encoder: keras.Model, tmp_path: Path) -> None:
-    model = Captioner(tiny_encoder, ["a"], units=128, attention_units=64, embedding_units=64)
+    model = Captioner(tiny_encoder, ["a"], units=256, attention_units=128, embedding_units=128)
     save_model(model, tmp_path / "full.keras")
     save_model(model, tmp_path / "half.keras", half=True)
     full, half = ((tmp_path / f"{name}.keras").stat().st_size for name in ("full", "half"))
