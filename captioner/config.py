@@ -95,8 +95,8 @@ class TrainingConfig:
     """How it is trained."""
 
     start_from: Path | None = None
-    """A trained model of the same shape (.keras file or run folder) whose weights to start with:
-    hard attention learns to look when it starts from soft weights."""
+    """A trained model of the same sizes to start with, its weights and vocabulary: a .keras file, a
+    run folder, or "shipped". To fine-tune it on other photos, or to let hard attention learn."""
     epochs: int = 14
     """Times that every train photo is seen, with all its captions."""
     batch_photos: int = 32

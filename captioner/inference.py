@@ -35,12 +35,13 @@ def load(path: str | Path | None = None) -> Captioner:
     """Loads a model to caption photos with.
 
     Args:
-        path: a `.keras` file, a run folder, or `None` for the model that ships with the package.
+        path: a `.keras` file, a run folder, or `None` or "shipped" for the model that ships with
+            the package.
 
     Raises:
         InputError: there is no model at `path`, or it cannot be read.
     """
-    path = shipped_model() if path is None else Path(path)
+    path = shipped_model() if path is None or str(path) == "shipped" else Path(path)
     if path.is_dir():
         if not (path / RUN_MODEL).is_file():
             raise InputError(f"{path}: no {RUN_MODEL} in this folder: is it a run of train.py?")

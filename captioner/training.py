@@ -89,17 +89,22 @@ def train(config: TrainConfig, out: Path, *, resume: bool = False) -> Path:
     dev_examples = data.split("dev")[: config.training.dev_photos]
     write_text(out / "config.json", config.to_json())
     console.print(data.summary(), soft_wrap=True)
-    vocabulary = Vocabulary.build(
-        (caption for example in train_examples for caption in example.captions),
-        min_count=config.vocabulary.min_count,
-        max_words=config.vocabulary.max_vocabulary,
-    )
+    start = load(config.training.start_from) if config.training.start_from else None
+    if start is not None:  # its words are the only ones that its weights know
+        vocabulary, whose = start.vocabulary, f"that of {config.training.start_from}"
+    else:
+        whose = "from train"
+        vocabulary = Vocabulary.build(
+            (caption for example in train_examples for caption in example.captions),
+            min_count=config.vocabulary.min_count,
+            max_words=config.vocabulary.max_vocabulary,
+        )
     if len(vocabulary) == 4:
         raise InputError(
             f"{data.root}: no word stands in train {config.vocabulary.min_count} times or more; "
             "lower --min-count"
         )
-    console.print(f"vocabulary: {len(vocabulary):,} words, from train")
+    console.print(f"vocabulary: {len(vocabulary):,} words, {whose}", soft_wrap=True)
     encoder = build_encoder(config.model.encoder, config.model.image_size, config.model.weights)
     features, unreadable = extract(
         encoder,
@@ -118,6 +123,8 @@ def train(config: TrainConfig, out: Path, *, resume: bool = False) -> Path:
         raise InputError(f"{data.root}: none of the photos of train or of dev can be read")
 
     run = _Run(config, out, encoder, vocabulary, features, train_examples, dev_examples)
+    if start is not None:
+        run.start_from(start)
     if resume:
         run.restore()
     try:
@@ -179,8 +186,6 @@ class _Run:
             },
             dtype=_precision(fit.precision),
         )
-        if fit.start_from is not None:
-            self._start_from(fit.start_from)
         steps = self.batches.per_epoch * fit.epochs
         schedule = keras.optimizers.schedules.CosineDecay(
             0.0,
@@ -199,16 +204,14 @@ class _Run:
         self.writer = Writer(self.twin)
         self.log = tf.summary.create_file_writer(str(out / "tensorboard"))
 
-    def _start_from(self, path: Path) -> None:
-        """Takes the weights of a trained model that has the same vocabulary and sizes."""
-        other = load(path)
-        if other.vocabulary.words != self.model.vocabulary.words:
-            raise InputError(f"--start-from {path}: has another vocabulary; use the same --data")
+    def start_from(self, other: Captioner) -> None:
+        """Takes the weights of a trained model of the same sizes."""
         try:
             self.model.take_weights(other)
         except ValueError as error:
             raise InputError(
-                f"--start-from {path}: its layers have other shapes; use the options it has"
+                f"--start-from {self.config.training.start_from}: its layers have other shapes; "
+                "give --units, --self-attention, --score and so on as it was trained with"
             ) from error
 
     def train(self) -> None:

@@ -1,6 +1,7 @@
 """Training runs: what they leave, how they stop and how they go on."""
 
 import csv
+import dataclasses
 import json
 import signal
 import subprocess
@@ -200,6 +201,27 @@ def test_killed_process_goes_on(photos: Path, tmp_path: Path) -> None:
     assert f"resuming at epoch {progress['epoch'] + 1}" in resumed.stderr
     with (run / "history.csv").open() as stream:
         assert len(list(csv.DictReader(stream))) == progress["epoch"] + 2
+
+
+def test_start_from_a_trained_model(photos: Path, finished: Path, tmp_path: Path) -> None:
+    """Fine-tuning: weights and vocabulary of the other model, hard attention from soft weights."""
+    soft = captioner.load(finished)
+    fine = config(photos, epochs=1, learning_rate=1e-9, start_from=finished)
+    fine = dataclasses.replace(
+        fine,
+        vocabulary=VocabularyConfig(min_count=6),
+        model=dataclasses.replace(fine.model, attention="hard"),
+    )
+    train(fine, tmp_path / "hard")
+    hard = captioner.load(tmp_path / "hard")
+    assert hard.decoder.attention_kind == "hard"
+    assert hard.vocabulary.words == soft.vocabulary.words
+    for mine, theirs in zip(hard.decoder.weights, soft.decoder.weights, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+    wider = dataclasses.replace(fine, model=dataclasses.replace(fine.model, units=13))
+    with pytest.raises(InputError, match="its layers have other shapes; give --units"):
+        train(wider, tmp_path / "wider")
 
 
 def test_early_stopping(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
