@@ -28,7 +28,7 @@ RUN_MODEL = "captioner.keras"
 
 def shipped_model() -> Path:
     """The checkpoint that ships with the package."""
-    return Path(str(resources.files("captioner") / "checkpoints" / "flickr8k.keras"))
+    return Path(str(resources.files("captioner") / "checkpoints" / "shipped.keras"))
 
 
 def load(path: str | Path | None = None) -> Captioner:

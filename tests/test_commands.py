@@ -213,5 +213,5 @@ def test_shipped_model_is_small_and_says_what_it_is() -> None:
     assert SHIPPED.stat().st_size < 30e6
     model = inference.load()
     assert model.about["encoder"] == "efficientnet-lite0"
-    assert model.about["data"] == "flickr8k"
+    assert model.about["data"] == "flickr8k_coco.jsonl"
     assert model.dtype_policy.name == "float32"
