@@ -250,7 +250,9 @@ def describe(
     if isinstance(photos, str | Path | Image.Image):
         return describe(model, [photos], evidence=evidence, **options)[0]
     search_options = SearchConfig(**options)
-    writer = Writer(model)
+    writer = getattr(model, "writer", None)
+    if writer is None:  # kept with the model: what it compiles serves the next call as well
+        writer = model.writer = Writer(model)
     captions = []
     for first in range(0, len(photos), BATCH_PHOTOS):
         batch = [_upright(photo) for photo in photos[first : first + BATCH_PHOTOS]]

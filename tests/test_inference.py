@@ -10,7 +10,7 @@ import captioner
 from captioner.config import SearchConfig
 from captioner.errors import InputError
 from captioner.inference import Writer, describe_files
-from captioner.model import Captioner
+from captioner.model import Captioner, load_model, save_model
 from captioner.search import Hypothesis
 from captioner.text import END, START
 
@@ -183,3 +183,17 @@ def test_looking_at_one_region(tiny_model: Captioner, look: str) -> None:
     assert write(look=look).tokens == looked.tokens
     if look == "sampled":
         assert len({write(look=look, seed=seed).tokens for seed in range(12)}) > 1
+
+
+def test_what_describe_compiles_is_kept(tiny_model: Captioner, photos: list[Path]) -> None:
+    first = captioner.describe(tiny_model, photos[0], beam=2)
+    writer = tiny_model.writer
+    # Weights that change afterwards count; saving is not disturbed.
+    tiny_model.decoder.head_words.bias.assign(np.where(np.arange(17) == 9, 50.0, 0.0))
+    second = captioner.describe(tiny_model, photos[0], beam=2)
+    assert tiny_model.writer is writer
+    assert set(second.words) == {tiny_model.vocabulary.words[9]}
+    assert second.words != first.words
+    save_model(tiny_model, photos[0].with_name("model.keras"))
+    loaded = load_model(photos[0].with_name("model.keras"))
+    assert captioner.describe(loaded, photos[0], beam=2).words == second.words
