@@ -80,7 +80,7 @@ def caption(
 SAMPLE_PHOTOS = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg")
 
 
-def demo(out: Path, options: SearchConfig | None = None) -> None:
+def demo(out: Path) -> None:
     """Captions scikit-image's sample photos with the shipped model and writes their overlays.
 
     Raises:
@@ -94,7 +94,7 @@ def demo(out: Path, options: SearchConfig | None = None) -> None:
         )
     folder = Path(spec.origin).parent / "data"
     captions = caption(
-        [folder / name for name in SAMPLE_PHOTOS], None, options or SearchConfig(), overlays=out
+        [folder / name for name in SAMPLE_PHOTOS], None, SearchConfig(), overlays=out
     )
     page = out / "index.html"
     overlay.save_page(captions, page, title="captioner: sample photos")

@@ -93,10 +93,9 @@ def compare(
 
 def exactly_right(run: Path, config: TrainConfig, options: SearchConfig) -> float:
     """The share of test scenes whose caption is one of their true wordings."""
-    assert config.data.data is not None
-    data_set = datasets.load(config.data.data, seed=config.data.split_seed)
+    data_set = datasets.from_options(config.data, "the scenes")
     captions = caption_split(data_set.split("test")[: config.data.limit], run, options)
-    wordings = scenes.read_wordings(config.data.data, "test")
+    wordings = scenes.read_wordings(data_set.root, "test")
     right = [scenes.is_right(text, wordings[Path(name).name]) for name, text in captions.items()]
     return sum(right) / len(right)
 

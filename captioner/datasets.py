@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from captioner import layouts
+from captioner.config import DataConfig
 from captioner.errors import InputError
 from captioner.layouts import FORMATS, SPLIT_NAMES, SPLITS, Row, Source, quoted
 from captioner.photo_index import PhotoIndex
@@ -126,6 +127,21 @@ class DataSet:
             if len(self.problems) > shown:
                 lines.append(f"  and {len(self.problems) - shown:,} more")
         return "\n".join(lines)
+
+
+def from_options(options: DataConfig, purpose: str) -> "DataSet":
+    """Reads the data set that a command's options name.
+
+    Args:
+        options: `--data` and what goes with it.
+        purpose: what it is wanted for, for the message when `--data` is missing.
+
+    Raises:
+        InputError: no `--data`, or as `load` raises.
+    """
+    if options.data is None:
+        raise InputError(f"--data PATH is needed: {purpose}")
+    return load(options.data, format=options.format, images=options.images, seed=options.split_seed)
 
 
 def load(

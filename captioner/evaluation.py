@@ -47,11 +47,7 @@ def evaluate(
     Raises:
         InputError: no data set, model or split, or nothing in it that can be read.
     """
-    if data.data is None:
-        raise InputError("--data PATH is needed: the data set to score on")
-    data_set = datasets.load(
-        data.data, format=data.format, images=data.images, seed=data.split_seed
-    )
+    data_set = datasets.from_options(data, "the data set to score on")
     examples = data_set.split(split)[: data.limit]
     candidates = caption_split(examples, model, options)
     if not candidates:
@@ -65,6 +61,7 @@ def evaluate(
         "model": str(model) if model else "shipped",
         "search": "sampling" if options.sample else f"beam {options.beam}",
         "length_rule": search.length_rule(options.length_penalty),
+        "look": options.look,
         "max_words": options.max_words,
         "unreadable_photos": len(examples) - len(candidates),
         "captioner": __version__,

@@ -31,7 +31,7 @@ BATCH_PHOTOS = 32
 
 
 def load_squares(
-    photos: Sequence[Path], size: int, resize: str, workers: int | None = None
+    photos: Sequence[Path], size: int, resize: str
 ) -> Iterator[tuple[Path, np.ndarray | InputError, Geometry | None]]:
     """Reads photos in threads, in order, a few ahead of the reader.
 
@@ -48,8 +48,7 @@ def load_squares(
         geometry = Geometry.of(photo, size, resize)
         return path, np.asarray(geometry.square(photo)), geometry
 
-    workers = workers or os.cpu_count() or 1
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         ahead: list[Any] = []
         for path in photos:
             ahead.append(pool.submit(load, path))

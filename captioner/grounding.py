@@ -344,11 +344,8 @@ def ground(
         InputError: no data set, boxes, model or split; a model without attention; photos of another
             size than the boxes are for; no word that names a boxed thing.
     """
-    if data.data is None:
-        raise InputError("--data PATH is needed: a data set with boxes (COCO instances JSON)")
-    data_set = datasets.load(
-        data.data, format=data.format, images=data.images, seed=data.split_seed
-    )
+    data_set = datasets.from_options(data, "a data set with boxes (COCO instances JSON)")
+    assert data.data is not None  # or there were no data set
     files = [boxes] if boxes else find_instances(data.data, split)
     writer = Writer(inference.load(model))
     if not writer.model.has_attention:

@@ -171,6 +171,37 @@ class Writer:
             **extras,
         )
 
+    def captions(
+        self,
+        regions: Any,
+        geometries: Sequence[Geometry],
+        photos: Sequence[Path | Image.Image],
+        options: SearchConfig,
+        *,
+        extras: bool = False,
+    ) -> list[list[Caption]]:
+        """Captions of regions `(B, L, D)`: for every photo its `n_best`, best first.
+
+        Args:
+            regions: of the photos.
+            geometries: how each became the encoder's square.
+            photos: the files or images that the captions are to name.
+            options: how words are chosen.
+            extras: whether the best one carries evidence and self-attention maps.
+        """
+        found = self.write(regions, options)
+        best = [hypotheses[0] for hypotheses in found]
+        more = self.extras(regions, best) if extras else [{} for _ in best]
+        return [
+            [
+                self.caption(one, geometry, photo, **(arguments if rank == 0 else {}))
+                for rank, one in enumerate(hypotheses)
+            ]
+            for hypotheses, geometry, photo, arguments in zip(
+                found, geometries, photos, more, strict=True
+            )
+        ]
+
 
 def describe_files(
     writer: Writer, photos: Iterable[Path], options: SearchConfig, *, extras: bool = False
@@ -191,22 +222,15 @@ def describe_files(
     waiting: list[tuple[Path, Any, Geometry | None]] = []
 
     def flush() -> Iterator[tuple[Path, list[Caption] | InputError]]:
-        squares = [square for _, square, _ in waiting if not isinstance(square, InputError)]
-        found: list[list[search.Hypothesis]] = []
-        more: list[dict[str, Any]] = []
-        if squares:
+        readable = [(path, square, geometry) for path, square, geometry in waiting if geometry]
+        described: list[list[Caption]] = []
+        if readable:
+            paths, squares, geometries = zip(*readable, strict=True)
             regions = writer.encode(np.stack(squares))
-            found = writer.write(regions, options)
-            best = [hypotheses[0] for hypotheses in found]
-            more = writer.extras(regions, best) if extras else [{} for _ in best]
-        remaining = zip(found, more, strict=True)
+            described = writer.captions(regions, geometries, paths, options, extras=extras)
+        remaining = iter(described)
         for path, square, geometry in waiting:
-            if geometry is None:
-                yield path, square
-                continue
-            (first, *others), arguments = next(remaining)
-            captions = [writer.caption(first, geometry, path, **arguments)]
-            yield path, captions + [writer.caption(one, geometry, path) for one in others]
+            yield path, square if geometry is None else next(remaining)
         waiting.clear()
 
     for item in load_squares(list(photos), model.image_size, model.resize):
@@ -261,15 +285,10 @@ def describe(
             np.asarray(geometry.square(image))
             for geometry, (_, image) in zip(geometries, batch, strict=True)
         ]
+        kept = [photo for photo, _ in batch]
         regions = writer.encode(np.stack(squares))
-        best = [hypotheses[0] for hypotheses in writer.write(regions, search_options)]
-        extras = writer.extras(regions, best) if evidence else [{} for _ in best]
-        captions += [
-            writer.caption(one, geometry, photo, **arguments)
-            for one, geometry, (photo, _), arguments in zip(
-                best, geometries, batch, extras, strict=True
-            )
-        ]
+        found = writer.captions(regions, geometries, kept, search_options, extras=evidence)
+        captions += [best for best, *_ in found]
     return captions
 
 

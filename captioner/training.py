@@ -24,7 +24,7 @@ from captioner import __version__, datasets, metrics, overlay
 from captioner.batches import Batches
 from captioner.config import SearchConfig, TrainConfig
 from captioner.curves import save_curves
-from captioner.datasets import DataSet, Example
+from captioner.datasets import Example
 from captioner.encoders import build_encoder
 from captioner.errors import InputError
 from captioner.features import Features, extract
@@ -81,15 +81,17 @@ def train(config: TrainConfig, out: Path, *, resume: bool = False) -> Path:
         KeyboardInterrupt: stopped by the user; the run folder is usable and can be resumed.
     """
     config = _resumed(config, out) if resume else config
-    _check_new(config, out, resume)
+    _check_new(out, resume)
     keras.utils.set_random_seed(config.training.seed)
-    data = _load_data(config)
-    # Before anything is written: most mistakes are in the data.
+    data = datasets.from_options(config.data, "the data set to train on")
     train_examples = data.split("train")[: config.data.limit]
     dev_examples = data.split("dev")[: config.training.dev_photos]
-    write_text(out / "config.json", config.to_json())
     console.print(data.summary(), soft_wrap=True)
-    start = load(config.training.start_from) if config.training.start_from else None
+    start = None
+    if config.training.start_from:
+        # Resuming must need nothing but the run folder: its own model has the same words.
+        own = resume and (out / RUN_MODEL).is_file()
+        start = load(out if own else config.training.start_from)
     if start is not None:  # its words are the only ones that its weights know
         vocabulary, whose = start.vocabulary, f"that of {config.training.start_from}"
     else:
@@ -106,6 +108,8 @@ def train(config: TrainConfig, out: Path, *, resume: bool = False) -> Path:
         )
     console.print(f"vocabulary: {len(vocabulary):,} words, {whose}", soft_wrap=True)
     encoder = build_encoder(config.model.encoder, config.model.image_size, config.model.weights)
+    # From here on it is a run: no option is refused any more, and what is done can be resumed.
+    write_text(out / "config.json", config.to_json())
     features, unreadable = extract(
         encoder,
         config.model.encoder,
@@ -377,13 +381,13 @@ class _Run:
         # Spread over dev rather than its first photos, which in sorted data sets resemble.
         chosen = [self.dev_examples[i * len(self.dev_examples) // count] for i in range(count)]
         regions = self.features.read(self.features.locate([one.path for one in chosen]))
-        captions = []
-        for example, best in zip(chosen, writer.write(regions, SearchConfig()), strict=True):
-            photo = load_photo(example.path)
-            geometry = Geometry.of(photo, model.image_size, model.resize)
-            captions.append(writer.caption(best[0], geometry, example.path))
+        geometries = [
+            Geometry.of(load_photo(one.path), model.image_size, model.resize) for one in chosen
+        ]
+        photos = [one.path for one in chosen]
+        captions = writer.captions(regions, geometries, photos, SearchConfig())
         overlay.save_page(
-            captions,
+            [best for best, *_ in captions],
             self.out / "samples.html",
             title=f"{self.out.name}: dev photos",
             notes=[example.captions for example in chosen],
@@ -434,21 +438,9 @@ def _resumed(config: TrainConfig, out: Path) -> TrainConfig:
     return saved
 
 
-def _check_new(config: TrainConfig, out: Path, resume: bool) -> None:
-    if config.data.data is None:
-        raise InputError("--data PATH is needed: the data set to train on")
+def _check_new(out: Path, resume: bool) -> None:
     if not resume and (out / "config.json").exists():
         raise InputError(f"{out}: holds a run already; add --resume, or choose another --out")
-
-
-def _load_data(config: TrainConfig) -> DataSet:
-    assert config.data.data is not None
-    return datasets.load(
-        config.data.data,
-        format=config.data.format,
-        images=config.data.images,
-        seed=config.data.split_seed,
-    )
 
 
 def _precision(choice: str) -> str:

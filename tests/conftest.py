@@ -25,7 +25,7 @@ def data_root() -> Path:
     return root
 
 
-def _tiny_encoder():  # type: ignore[no-untyped-def]
+def _tiny_encoder():
     import keras
 
     inputs = keras.Input((24, 24, 3))
@@ -36,19 +36,19 @@ def _tiny_encoder():  # type: ignore[no-untyped-def]
 
 
 @pytest.fixture
-def tiny_encoder():  # type: ignore[no-untyped-def]
+def tiny_encoder():
     """An encoder small enough for unit tests: 24 px photos to 2 x 3 regions of 7 channels."""
     return _tiny_encoder()
 
 
 @pytest.fixture(scope="module")
-def module_tiny_encoder():  # type: ignore[no-untyped-def]
+def module_tiny_encoder():
     """The same, one for all tests of a module: those must not change it."""
     return _tiny_encoder()
 
 
 @pytest.fixture
-def tiny_model(tiny_encoder):  # type: ignore[no-untyped-def]
+def tiny_model(tiny_encoder):
     """A captioner with a different prime for every dimension: V=4+13, H=11, A=5, E=3."""
     import keras
 

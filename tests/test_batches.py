@@ -27,7 +27,7 @@ def batches(captions: list[tuple[str, ...]], batch_photos: int = 2, seed: int = 
         Example(str(number), Path(f"{number}.jpg"), texts, "train")
         for number, texts in enumerate(captions, 1)
     ]
-    return Batches(FakeFeatures(), examples, VOCABULARY, batch_photos, 6, seed)  # type: ignore[arg-type]
+    return Batches(FakeFeatures(), examples, VOCABULARY, batch_photos, 6, seed)
 
 
 def test_token_rows() -> None:

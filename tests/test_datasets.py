@@ -711,7 +711,7 @@ def test_shares_that_leave_nothing_to_train_on(tmp_path: Path) -> None:
 
 def refusal(*arguments: object, **options: object) -> str:
     with pytest.raises(InputError) as error:
-        load(*arguments, **options)  # type: ignore[arg-type]
+        load(*arguments, **options)
     message = str(error.value)
     assert "\n" not in message
     return message

@@ -229,7 +229,7 @@ def test_unknown_length_is_refused(regions: np.ndarray) -> None:
     layer = decoder()
 
     @tf.function(input_signature=[tf.TensorSpec((B, C, None), tf.int32)])
-    def run(tokens):  # type: ignore[no-untyped-def]
+    def run(tokens):
         return layer(regions, tokens)
 
     with pytest.raises(ValueError, match="give tokens a static shape"):

@@ -330,7 +330,7 @@ def test_caffe_pixels_by_hand() -> None:
 
 def _refusal(*arguments: object, **keywords: object) -> str:
     with pytest.raises(InputError) as caught:
-        build_encoder(*arguments, **keywords)  # type: ignore[arg-type]
+        build_encoder(*arguments, **keywords)
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -384,13 +384,13 @@ def test_a_missing_weights_package_says_what_to_install(monkeypatch: pytest.Monk
 
 
 def test_weights_of_another_lite_network_are_refused() -> None:
-    lite1 = encoders._packaged_weights(ENCODERS["efficientnet-lite1"])  # type: ignore[arg-type]
+    lite1 = encoders._packaged_weights(ENCODERS["efficientnet-lite1"])
     assert "weights of another network" in _refusal("efficientnet-lite0", 32, lite1)
     assert "weights of another network" in _refusal("efficientnet-lite2", 32, lite1)
 
 
 def test_every_tensor_of_a_state_dict_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = encoders._packaged_weights(ENCODERS["efficientnet-lite0"])  # type: ignore[arg-type]
+    path = encoders._packaged_weights(ENCODERS["efficientnet-lite0"])
     original = encoders.read_state_dict(path)
 
     def refusal_with(changes: dict[str, np.ndarray | None]) -> str:

@@ -86,7 +86,7 @@ def test_by_hand() -> None:
             "attention": attention,
         }
 
-    maps = evidence_maps(call, np.ones((1, 3, 1)), [[1, 1, 2]])  # type: ignore[arg-type]
+    maps = evidence_maps(call, np.ones((1, 3, 1)), [[1, 1, 2]])
     np.testing.assert_allclose(maps, [[[1, 0, 0], [0, 0.6, 0.4]]], atol=1e-6)
 
 

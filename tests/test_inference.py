@@ -130,7 +130,7 @@ def test_special_tokens_are_never_written(tiny_model: Captioner) -> None:
         assert best.tokens[0] >= 4
 
 
-def test_without_attention_there_is_no_map(tiny_encoder, photos: list[Path]) -> None:  # type: ignore[no-untyped-def]
+def test_without_attention_there_is_no_map(tiny_encoder, photos: list[Path]) -> None:
     model = Captioner(tiny_encoder, ["a", "b"], units=11, embedding_units=3, attention="none")
     caption = captioner.describe(model, photos[0], beam=2)
     assert caption.attention is None
@@ -145,7 +145,7 @@ def test_options_out_of_range(tiny_model: Captioner, photos: list[Path]) -> None
         captioner.describe(tiny_model, __file__)
 
 
-def test_evidence_and_self_attention_on_request(tiny_encoder, photos: list[Path]) -> None:  # type: ignore[no-untyped-def]
+def test_evidence_and_self_attention_on_request(tiny_encoder, photos: list[Path]) -> None:
     model = Captioner(
         tiny_encoder, ["a", "b", "c"], units=11, attention_units=5, embedding_units=3,
         self_attention=2,
@@ -174,7 +174,7 @@ def test_looking_at_one_region(tiny_model: Captioner, look: str) -> None:
     regions = np.random.default_rng(8).normal(size=(1, 6, 7)).astype("float32")
 
     def write(**options: object) -> Hypothesis:
-        return writer.write(regions, SearchConfig(beam=1, **options))[0][0]  # type: ignore[arg-type]
+        return writer.write(regions, SearchConfig(beam=1, **options))[0][0]
 
     expected, looked = write(), write(look=look)
     # The first word's alpha is the same whatever is then looked at; its probability is not.

@@ -117,7 +117,7 @@ def test_fit_takes_batches_of_several_lengths(tiny_model: Captioner) -> None:
         def __len__(self) -> int:
             return 4
 
-        def __getitem__(self, index: int):  # type: ignore[no-untyped-def]
+        def __getitem__(self, index: int):
             length = (3, 2, 4, 1)[index]
             regions = np.ones((B, 6, 7), "float16")
             tokens = TOKENS[:, :, : length + 1]

@@ -107,7 +107,7 @@ def exact_parts(model: Captioner) -> tuple[dict[str, np.ndarray], dict[str, np.n
     for sequence in itertools.product(range(L), repeat=2):
         remaining = iter(sequence)
 
-        def choose(log_alpha: tf.Tensor, look: str, remaining=remaining) -> tf.Tensor:  # type: ignore[no-untyped-def]
+        def choose(log_alpha: tf.Tensor, look: str, remaining=remaining) -> tf.Tensor:
             return tf.one_hot([[next(remaining)]], L)
 
         original, decoder._choose = decoder._choose, choose

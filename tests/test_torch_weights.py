@@ -145,7 +145,7 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         value.__module__, value.__qualname__ = module.__name__, value.__name__
         setattr(module, value.__name__, value)
-    torch._utils = utils  # type: ignore[attr-defined]
+    torch._utils = utils
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "torch._utils", utils)
 

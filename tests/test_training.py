@@ -63,7 +63,7 @@ def config(photos: Path, **training_options: object) -> TrainConfig:
         DataConfig(data=photos),
         VocabularyConfig(min_count=1),
         ModelConfig(units=11, attention_units=5, embedding_units=3, dropout=0.2),
-        TrainingConfig(**options),  # type: ignore[arg-type]
+        TrainingConfig(**options),
     )
 
 
@@ -149,7 +149,7 @@ def test_killed_while_writing_a_checkpoint(
     writes = []
     savez = np.savez
 
-    def killed(stream, **arrays):  # type: ignore[no-untyped-def]
+    def killed(stream, **arrays):
         writes.append(stream)
         if len(writes) == 2:
             stream.write(b"PK half a checkpoint")
@@ -253,3 +253,19 @@ def test_a_vocabulary_of_nothing_is_explained(photos: Path, tmp_path: Path) -> N
     rare = TrainConfig(DataConfig(data=photos), VocabularyConfig(min_count=1000))
     with pytest.raises(InputError, match="lower --min-count"):
         train(rare, tmp_path / "run")
+    assert not (tmp_path / "run").exists()  # or the next try would be told to resume it
+
+
+def test_a_fine_tuned_run_resumes_without_what_it_started_from(
+    photos: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = tmp_path / "start.keras"
+    start.write_bytes((finished / "captioner.keras").read_bytes())
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 6)  # in the second epoch
+        with pytest.raises(KeyboardInterrupt):
+            train(config(photos, epochs=2, start_from=start), tmp_path / "run")
+    start.unlink()
+    train(TrainConfig(), tmp_path / "run", resume=True)
+    words = captioner.load(finished).vocabulary.words
+    assert captioner.load(tmp_path / "run").vocabulary.words == words
