@@ -21,6 +21,7 @@ __all__ = [
     "CosineScore",
     "DotScore",
     "GeneralScore",
+    "Positions",
     "ScaledDotScore",
     "Score",
     "SelfAttention",
@@ -283,6 +284,29 @@ class Attention(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "score": self.score_name, "units": self.units}
+
+
+@keras.saving.register_keras_serializable("captioner")
+class Positions(keras.layers.Layer):
+    """Adds to every key a learned vector of its position (Gehring et al. 2017, section 3.1).
+
+    Attention itself does not know where a key stands: without positions it can tell what two keys
+    are but not which of them is to the left. The vectors start at 0, as if they were not there.
+
+    Call arguments:
+        values: `(B, L, D)`, `L` always the same.
+    """
+
+    def build(self, values_shape: Any) -> None:
+        self.vectors = self.add_weight(
+            shape=tuple(values_shape[-2:]), initializer="zeros", name="vectors"
+        )
+
+    def call(self, values: Any) -> Any:
+        return values + self.vectors
+
+    def get_config(self) -> dict[str, Any]:
+        return dict(super().get_config())
 
 
 @keras.saving.register_keras_serializable("captioner")

@@ -66,6 +66,8 @@ class ModelConfig:
     training; none: the same mean for all words."""
     score: Literal["additive", "dot", "scaled-dot", "general", "cosine"] = "additive"
     """How a region is compared with the decoder's state."""
+    positions: bool = False
+    """Whether a region knows where in the photo it is: to tell left from right."""
     self_attention: int = 0
     """Self-attention layers over the regions before decoding."""
     units: int = 512
@@ -88,6 +90,8 @@ class ModelConfig:
     """Hard attention: lambda_e, weight of the entropy of the maps."""
     baseline_decay: float = 0.9
     """Hard attention: decay of the moving-average baseline, per batch."""
+    grounding_weight: float = 0.0
+    """Lambda_g, weight of the loss that teaches alpha to lie on what words name; needs no boxes."""
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,12 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from captioner.attention import SelfAttention
+from captioner.attention import Positions, SelfAttention
 from captioner.decoder import Decoder, DecoderState, Memory
 from captioner.encoders import grid_of, image_size_of
 from captioner.errors import InputError
 from captioner.files import replacing
+from captioner.localizer import Localizer, teaching_loss
 from captioner.reinforce import BASELINE_POSITIONS, rewards, surrogate, updated_baseline
 from captioner.text import PAD, Vocabulary
 
@@ -33,9 +34,12 @@ class Captioner(keras.Model):
         resize: how photos become the encoder's square: `stretch`, `crop` or `pad`.
         units, attention_units, embedding_units, attention, score, dropout, expected_share: as for
             `captioner.decoder.Decoder`.
+        positions: whether regions know where they are: see `captioner.attention.Positions`.
         self_attention: number of self-attention layers over the regions before decoding.
         regularizer: lambda of the doubly stochastic regulariser (eq. 14), on the paper's scale.
         label_smoothing: share of the target probability spread over the vocabulary.
+        grounding_weight: lambda_g, weight of the loss that teaches alpha where words are: see
+            `captioner.localizer`. Above 0 the model has a localiser, which only training uses.
         reward_weight, entropy_weight, baseline_decay: lambda_r, lambda_e and the baseline's decay
             of hard attention: see `captioner.reinforce`.
         about: facts about the model's making, for people: data set, scores, version.
@@ -61,6 +65,7 @@ class Captioner(keras.Model):
         attention: str = "soft",
         score: str = "additive",
         dropout: float = 0.5,
+        positions: bool = False,
         self_attention: int = 0,
         regularizer: float = 1.0,
         label_smoothing: float = 0.0,
@@ -68,6 +73,7 @@ class Captioner(keras.Model):
         reward_weight: float = 1.0,
         entropy_weight: float = 0.02,
         baseline_decay: float = 0.9,
+        grounding_weight: float = 0.0,
         about: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -81,7 +87,9 @@ class Captioner(keras.Model):
         self.reward_weight = reward_weight
         self.entropy_weight = entropy_weight
         self.baseline_decay = baseline_decay
+        self.grounding_weight = grounding_weight
         self.about = dict(about or {})
+        self.positions = Positions(dtype=self.dtype_policy, name="positions") if positions else None
         self.region_layers = [
             SelfAttention(dtype=self.dtype_policy, name=f"self_attention_{number}")
             for number in range(self_attention)
@@ -98,6 +106,12 @@ class Captioner(keras.Model):
             dtype=self.dtype_policy,
             name="decoder",
         )
+        self.localizer: Any = None
+        if grounding_weight and attention != "none":
+            self.localizer = Localizer(
+                len(self.vocabulary), dtype=self.dtype_policy, name="localizer"
+            )
+            self.teaching_metric = keras.metrics.Mean(name="teaching_loss")
         self.word_loss = keras.metrics.Mean(name="word_loss")
         self.build()
 
@@ -121,6 +135,8 @@ class Captioner(keras.Model):
             return
         for layer in self.learned:
             layer.build(self.encoder.output_shape)
+        if self.localizer is not None:
+            self.localizer.build(self.encoder.output_shape)
         if self.decoder.attention_kind == "hard":
             # A cautious start: what a word costs before anything is learned.
             first = keras.initializers.Constant(-np.log(len(self.vocabulary)))
@@ -131,8 +147,9 @@ class Captioner(keras.Model):
 
     @property
     def learned(self) -> list[keras.layers.Layer]:
-        """The layers that training changes: all but the encoder."""
-        return [*self.region_layers, self.decoder]
+        """The layers that captioning needs and training changes: all but the encoder."""
+        positions = [] if self.positions is None else [self.positions]
+        return [*positions, *self.region_layers, self.decoder]
 
     def encode(self, photos: Any) -> Any:
         """Regions `(B, L, D)` of photos `(B, size, size, 3)`, RGB 0..255."""
@@ -140,7 +157,10 @@ class Captioner(keras.Model):
         return self.encoder(photos, training=False)
 
     def relate(self, regions: Any, training: bool = False) -> tuple[Any, list[Any]]:
-        """Regions `(B, L, D)` after self-attention, and its maps, `(B, heads, L, L)` per layer."""
+        """Regions `(B, L, D)` as they are decoded, and the maps `(B, heads, L, L)` of
+        self-attention, per layer."""
+        if self.positions is not None:
+            regions = self.positions(regions)
         maps = []
         for layer in self.region_layers:
             regions, scores = layer(regions, training=training, return_scores=True)
@@ -148,14 +168,16 @@ class Captioner(keras.Model):
         return regions, maps
 
     def begin(self, regions: Any, captions: int = 1) -> tuple[Memory, DecoderState]:
-        """What search starts from: `Decoder.begin` after self-attention."""
+        """What search starts from: `Decoder.begin` over related regions."""
         related, _ = self.relate(regions)
         return self.decoder.begin(related, captions)
 
     def call(self, inputs: dict[str, Any], training: bool = False) -> dict[str, Any]:
-        regions = inputs["regions"] if "regions" in inputs else self.encode(inputs["photos"])
-        regions, _ = self.relate(ops.cast(regions, self.compute_dtype), training)
+        regions, _ = self.relate(ops.cast(self._regions(inputs), self.compute_dtype), training)
         return self.decoder(regions, inputs["tokens"], training=training)
+
+    def _regions(self, inputs: dict[str, Any]) -> Any:
+        return inputs["regions"] if "regions" in inputs else self.encode(inputs["photos"])
 
     def compute_loss(
         self,
@@ -188,6 +210,12 @@ class Captioner(keras.Model):
             is_caption = ops.max(real, axis=-1)  # 0 for the rows that fill up a batch
             penalty = ops.sum(ops.square(1.0 - looked), axis=-1) * is_caption
             loss = loss + self.regularizer * ops.sum(penalty) / number_of_words
+        if training and self.localizer is not None:
+            # On the encoder's regions: self-attention would mix what lies where.
+            located = self.localizer(self._regions(x), y)
+            taught = teaching_loss(located.maps, located.gain, y_pred["attention"], real)
+            loss = loss + (self.grounding_weight * taught + located.loss) / number_of_words
+            self.teaching_metric.update_state(taught / number_of_words, number_of_words)
         return loss
 
     def _hard_loss(self, log_likelihood: Any, real: Any, outputs: dict[str, Any]) -> Any:
@@ -244,11 +272,13 @@ class Captioner(keras.Model):
             "attention": decoder.attention_kind,
             "score": decoder.score,
             "dropout": decoder.dropout,
+            "positions": self.positions is not None,
             "self_attention": len(self.region_layers),
             "expected_share": decoder.expected_share,
             "reward_weight": self.reward_weight,
             "entropy_weight": self.entropy_weight,
             "baseline_decay": self.baseline_decay,
+            "grounding_weight": self.grounding_weight,
             "regularizer": self.regularizer,
             "label_smoothing": self.label_smoothing,
             "about": self.about,
@@ -265,9 +295,10 @@ class Captioner(keras.Model):
         """A float32 model with this one's weights: what is evaluated, saved and shipped.
 
         Training may run in mixed precision; captions must not depend on it. The encoder is float32
-        in both and is shared.
+        in both and is shared. It has no localiser.
         """
-        config = {**self.get_config(), "dtype": "float32", "encoder": self.encoder}
+        other = {"dtype": "float32", "encoder": self.encoder, "grounding_weight": 0.0}
+        config = {**self.get_config(), **other}
         twin = Captioner(**config)
         twin.take_weights(self)
         return twin

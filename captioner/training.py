@@ -175,6 +175,7 @@ class _Run:
             attention=options.attention,
             score=options.score,
             dropout=options.dropout,
+            positions=options.positions,
             self_attention=options.self_attention,
             regularizer=options.regularizer,
             label_smoothing=options.label_smoothing,
@@ -182,6 +183,7 @@ class _Run:
             reward_weight=options.reward_weight,
             entropy_weight=options.entropy_weight,
             baseline_decay=options.baseline_decay,
+            grounding_weight=options.grounding_weight,
             about={
                 "encoder": options.encoder,
                 "data": str(config.data.data and config.data.data.name),
@@ -361,7 +363,8 @@ class _Run:
         model = self.model
         layers = [variable for layer in model.learned for variable in layer.variables]
         baseline = [model.baseline] if model.decoder.attention_kind == "hard" else []
-        return [*layers, *baseline, *model.optimizer.variables]
+        localizer = [] if model.localizer is None else model.localizer.variables
+        return [*layers, *baseline, *localizer, *model.optimizer.variables]
 
     def stop_early(self) -> None:
         """What is kept when the user stops the run."""
