@@ -41,7 +41,7 @@ class TrainCommand:
     resume: bool = False
     """Go on with the run in --out, with its options."""
     preset: str = "default"
-    """Options to start from: default, paper or small; other options change them."""
+    """Options to start from: default, paper, small or scenes; other options change them."""
     data: DataConfig = field(default_factory=DataConfig)
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -147,6 +147,8 @@ class CompareCommand:
     """What is compared."""
     boxes_data: Path | None = None
     """A data set with boxes to measure the maps on; scenes have their own."""
+    preset: str = "default"
+    """As for train."""
     data: DataConfig = field(default_factory=DataConfig)
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -249,11 +251,11 @@ def _parse(name: str, *options: str) -> Any:
     if name not in COMMANDS:
         raise InputError(f"no command {name!r}: choose one of {', '.join(COMMANDS)}")
     default = None
-    if name == "train":
+    if name in ("train", "compare"):
         # What the preset says are the defaults that the other options then change.
         chosen_name = _option("--preset", options, "default")
         chosen = preset(chosen_name)
-        default = TrainCommand(
+        default = COMMANDS[name](
             preset=chosen_name,
             data=chosen.data,
             vocabulary=chosen.vocabulary,

@@ -9,6 +9,7 @@ What depends on the keys alone is separated (`Score.prepare`), because a decoder
 about the same keys: the products with the keys are then made once per source, not once per word.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -288,25 +289,44 @@ class Attention(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("captioner")
 class Positions(keras.layers.Layer):
-    """Adds to every key a learned vector of its position (Gehring et al. 2017, section 3.1).
+    """Adds to every key a learned vector for where it stands along each axis of a grid.
 
-    Attention itself does not know where a key stands: without positions it can tell what two keys
-    are but not which of them is to the left. The vectors start at 0, as if they were not there.
+    Attention itself does not know where a key stands (Vaswani et al. 2017, section 3.5): it can
+    tell what two keys are, but not which of them is to the left. One vector per row and one per
+    column, rather than one per cell, let what is learned at one height hold at every other.
+
+    Args:
+        grid: how many keys there are along each axis; `L` is their product, the last axis varies
+            first. A sentence has one axis.
 
     Call arguments:
-        values: `(B, L, D)`, `L` always the same.
+        values: `(B, L, D)`.
     """
 
+    def __init__(self, grid: Sequence[int], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.grid = tuple(grid)
+
     def build(self, values_shape: Any) -> None:
-        self.vectors = self.add_weight(
-            shape=tuple(values_shape[-2:]), initializer="zeros", name="vectors"
-        )
+        # About half as large as what EfficientNet puts into a channel: heard from the first step.
+        first = keras.initializers.RandomNormal(stddev=0.1)
+        self.axes = [
+            self.add_weight(
+                shape=(length, values_shape[-1]), initializer=first, name=f"axis_{number}"
+            )
+            for number, length in enumerate(self.grid)
+        ]
 
     def call(self, values: Any) -> Any:
-        return values + self.vectors
+        vectors = 0.0
+        for number, axis in enumerate(self.axes):
+            shape = [1] * len(self.grid)
+            shape[number] = self.grid[number]
+            vectors += ops.reshape(axis, (*shape, -1))
+        return values + ops.reshape(vectors, (-1, values.shape[-1]))
 
     def get_config(self) -> dict[str, Any]:
-        return dict(super().get_config())
+        return {**super().get_config(), "grid": list(self.grid)}
 
 
 @keras.saving.register_keras_serializable("captioner")

@@ -68,6 +68,8 @@ class ModelConfig:
     """How a region is compared with the decoder's state."""
     positions: bool = False
     """Whether a region knows where in the photo it is: to tell left from right."""
+    region_dropout: float = 0.0
+    """Share of the regions' channels dropped while training."""
     self_attention: int = 0
     """Self-attention layers over the regions before decoding."""
     units: int = 512
@@ -207,6 +209,23 @@ PRESETS: dict[str, TrainConfig] = {
         vocabulary=VocabularyConfig(min_count=2),
         model=ModelConfig(units=256, attention_units=256, embedding_units=256),
         training=TrainingConfig(epochs=30, patience=8),
+    ),
+    # Drawn scenes: few words, all frequent, and relations that need positions. Small batches,
+    # because what takes long is learning where to look, which takes many steps.
+    "scenes": TrainConfig(
+        vocabulary=VocabularyConfig(min_count=1),
+        model=ModelConfig(
+            units=256,
+            attention_units=256,
+            embedding_units=128,
+            dropout=0.1,
+            positions=True,
+            regularizer=0.0,
+            grounding_weight=1.0,
+        ),
+        training=TrainingConfig(
+            epochs=8, batch_photos=8, learning_rate=2e-3, patience=8, dev_photos=150
+        ),
     ),
 }
 

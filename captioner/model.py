@@ -35,6 +35,8 @@ class Captioner(keras.Model):
         units, attention_units, embedding_units, attention, score, dropout, expected_share: as for
             `captioner.decoder.Decoder`.
         positions: whether regions know where they are: see `captioner.attention.Positions`.
+        region_dropout: share of the regions' channels dropped while training, other ones in every
+            region.
         self_attention: number of self-attention layers over the regions before decoding.
         regularizer: lambda of the doubly stochastic regulariser (eq. 14), on the paper's scale.
         label_smoothing: share of the target probability spread over the vocabulary.
@@ -66,6 +68,7 @@ class Captioner(keras.Model):
         score: str = "additive",
         dropout: float = 0.5,
         positions: bool = False,
+        region_dropout: float = 0.0,
         self_attention: int = 0,
         regularizer: float = 1.0,
         label_smoothing: float = 0.0,
@@ -89,7 +92,10 @@ class Captioner(keras.Model):
         self.baseline_decay = baseline_decay
         self.grounding_weight = grounding_weight
         self.about = dict(about or {})
-        self.positions = Positions(dtype=self.dtype_policy, name="positions") if positions else None
+        self.drop_regions = keras.layers.Dropout(region_dropout, dtype=self.dtype_policy)
+        self.positions: Any = None
+        if positions:
+            self.positions = Positions(grid_of(encoder), dtype=self.dtype_policy, name="positions")
         self.region_layers = [
             SelfAttention(dtype=self.dtype_policy, name=f"self_attention_{number}")
             for number in range(self_attention)
@@ -159,6 +165,7 @@ class Captioner(keras.Model):
     def relate(self, regions: Any, training: bool = False) -> tuple[Any, list[Any]]:
         """Regions `(B, L, D)` as they are decoded, and the maps `(B, heads, L, L)` of
         self-attention, per layer."""
+        regions = self.drop_regions(regions, training=training)
         if self.positions is not None:
             regions = self.positions(regions)
         maps = []
@@ -273,6 +280,7 @@ class Captioner(keras.Model):
             "score": decoder.score,
             "dropout": decoder.dropout,
             "positions": self.positions is not None,
+            "region_dropout": self.drop_regions.rate,
             "self_attention": len(self.region_layers),
             "expected_share": decoder.expected_share,
             "reward_weight": self.reward_weight,

@@ -178,9 +178,13 @@ def test_self_attention_drops_weights_only_while_training() -> None:
     assert np.abs(np.asarray(layer(values, training=True) - layer(values))).max() > 1e-4
 
 
-def test_positions_are_added_and_start_at_nothing() -> None:
-    values = np.random.default_rng(5).normal(size=(2, 3, 5)).astype("float32")
-    layer = Positions()
-    np.testing.assert_array_equal(layer(values), values)
-    layer.vectors.assign([[0] * 5, [1] * 5, [2] * 5])
-    np.testing.assert_allclose(layer(values)[1] - values[1], layer.vectors, atol=1e-6)
+def test_positions_by_hand() -> None:
+    values = np.random.default_rng(5).normal(size=(2, 6, 5)).astype("float32")
+    layer = Positions((2, 3))
+    layer.build(values.shape)
+    rows, columns = layer.axes
+    rows.assign([[10] * 5, [20] * 5])
+    columns.assign([[1] * 5, [2] * 5, [3] * 5])
+    added = np.asarray(layer(values)) - values
+    for channel in range(5):
+        np.testing.assert_allclose(added[1, :, channel], [11, 12, 13, 21, 22, 23], atol=1e-5)

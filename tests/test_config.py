@@ -50,7 +50,7 @@ def test_presets() -> None:
     assert preset("paper").model.encoder == "vgg19"
     for config in PRESETS.values():
         assert TrainConfig.from_json(config.to_json()) == config
-    with pytest.raises(InputError, match="--preset best: choose one of default, paper, small"):
+    with pytest.raises(InputError, match="best: choose one of default, paper, small, scenes"):
         preset("best")
 
 
