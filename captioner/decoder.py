@@ -27,10 +27,12 @@ class Memory(NamedTuple):
         regions: `(B, L, D)`, a_1..a_L of the paper.
         keys: `(B, L, A)`, the regions prepared for the score function; the mean region
             `(B, 1, D)` for a decoder without attention.
+        overview: `(B, 4H)`, what the mean region adds to every step of the LSTM; `None` without.
     """
 
     regions: Any
     keys: Any
+    overview: Any
 
 
 class DecoderState(NamedTuple):
@@ -79,6 +81,8 @@ class Decoder(keras.layers.Layer):
         score: score function of the attention, a name in `captioner.attention.SCORES`.
         dropout: share of units dropped while training: of the embeddings, of the mean region
             before the initial state, of h before the word head, and after the head's tanh.
+        overview: whether the LSTM sees the mean region at every word too, as x_t = [w_t; v^g] of Lu
+            et al. 2017 (arXiv 1612.01887): what it attends to need not tell of the whole photo.
         expected_share: for hard attention, the share of photos that train with the expected
             context, as if attention were soft (section 4.1: 1/2, drawn per photo).
 
@@ -103,6 +107,7 @@ class Decoder(keras.layers.Layer):
         score: str = "additive",
         dropout: float = 0.5,
         expected_share: float = 0.5,
+        overview: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -118,6 +123,7 @@ class Decoder(keras.layers.Layer):
         self.score = score
         self.dropout = dropout
         self.expected_share = expected_share
+        self.overview = overview
         self.random = keras.random.SeedGenerator(name="regions")
 
         layers, dtype = keras.layers, self.dtype_policy
@@ -158,6 +164,10 @@ class Decoder(keras.layers.Layer):
             shape=(self.embedding_units, 4 * units), name="word_kernel"
         )
         self.context_kernel = self.add_weight(shape=(depth, 4 * units), name="context_kernel")
+        if self.overview:  # at first as if it were not there
+            self.overview_kernel = self.add_weight(
+                shape=(depth, 4 * units), initializer="zeros", name="overview_kernel"
+            )
         self.recurrent_kernel = self.add_weight(
             shape=(units, 4 * units), initializer="orthogonal", name="recurrent_kernel"
         )
@@ -177,11 +187,11 @@ class Decoder(keras.layers.Layer):
             training: whether dropout is on.
         """
         mean = ops.mean(regions, axis=1)  # (B, D)
-        if self.attention is None:
-            memory = Memory(regions, mean[:, None])
-        else:
-            memory = Memory(regions, self.attention.score.prepare(regions))
+        attend = self.attention
+        keys = mean[:, None] if attend is None else attend.score.prepare(regions)
         mean = self.drop_mean(mean, training=training)
+        overview = ops.matmul(mean, self.overview_kernel) if self.overview else None
+        memory = Memory(regions, keys, overview)
         hidden, cell = self.initial_hidden(mean), self.initial_cell(mean)
         return memory, DecoderState(
             ops.repeat(hidden, captions, axis=0), ops.repeat(cell, captions, axis=0)
@@ -257,7 +267,7 @@ class Decoder(keras.layers.Layer):
         Args:
             projected: `(N, 4H)`, the previous word's embedding times `word_kernel`.
             state: h_{t-1}, c_{t-1}.
-            memory: regions and keys.
+            memory: what depends on the photo alone.
             look: as for `step`.
             drawn: `(B, 1, 1)`, 0 for photos that see the expected context although `look` says
                 `sampled`; `None` for none of them.
@@ -291,6 +301,9 @@ class Decoder(keras.layers.Layer):
             + ops.matmul(state.hidden, self.recurrent_kernel)
             + self.lstm_bias
         )
+        if memory.overview is not None:
+            captions = ops.shape(projected)[0] // photos
+            preactivation += ops.repeat(memory.overview, captions, axis=0)
         input_gate, forget_gate, candidate, output_gate = ops.split(preactivation, 4, axis=-1)
         cell = ops.sigmoid(forget_gate) * state.cell + ops.sigmoid(input_gate) * ops.tanh(candidate)
         hidden = ops.sigmoid(output_gate) * ops.tanh(cell)
@@ -328,6 +341,7 @@ class Decoder(keras.layers.Layer):
             "score": self.score,
             "dropout": self.dropout,
             "expected_share": self.expected_share,
+            "overview": self.overview,
         }
 
 

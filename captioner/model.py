@@ -32,8 +32,8 @@ class Captioner(keras.Model):
         encoder: a model from `captioner.encoders.build_encoder`; it stays frozen.
         words: the vocabulary without special tokens, in the order of their ids.
         resize: how photos become the encoder's square: `stretch`, `crop` or `pad`.
-        units, attention_units, embedding_units, attention, score, dropout, expected_share: as for
-            `captioner.decoder.Decoder`.
+        units, attention_units, embedding_units, attention, score, dropout, expected_share,
+            overview: as for `captioner.decoder.Decoder`.
         positions: whether regions know where they are: see `captioner.attention.Positions`.
         region_dropout: share of the regions' channels dropped while training, other ones in every
             region.
@@ -73,6 +73,7 @@ class Captioner(keras.Model):
         regularizer: float = 1.0,
         label_smoothing: float = 0.0,
         expected_share: float = 0.5,
+        overview: bool = False,
         reward_weight: float = 1.0,
         entropy_weight: float = 0.02,
         baseline_decay: float = 0.9,
@@ -109,6 +110,7 @@ class Captioner(keras.Model):
             score,
             dropout,
             expected_share,
+            overview,
             dtype=self.dtype_policy,
             name="decoder",
         )
@@ -283,6 +285,7 @@ class Captioner(keras.Model):
             "region_dropout": self.drop_regions.rate,
             "self_attention": len(self.region_layers),
             "expected_share": decoder.expected_share,
+            "overview": decoder.overview,
             "reward_weight": self.reward_weight,
             "entropy_weight": self.entropy_weight,
             "baseline_decay": self.baseline_decay,

@@ -177,6 +177,7 @@ class _Run:
             dropout=options.dropout,
             positions=options.positions,
             region_dropout=options.region_dropout,
+            overview=options.overview,
             self_attention=options.self_attention,
             regularizer=options.regularizer,
             label_smoothing=options.label_smoothing,

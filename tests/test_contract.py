@@ -124,6 +124,7 @@ OPTIONS: list[tuple[str, Any, set[str], set[str]]] = [
     ("self_attention", 1, MULTI_HEAD, set()),
     ("dropout", 0.25, set(), set()),
     ("region_dropout", 0.25, set(), set()),
+    ("overview", True, {"overview_kernel"}, set()),
     ("regularizer", 0.0, set(), set()),
     ("label_smoothing", 0.1, set(), set()),
     ("expected_share", 0.25, set(), set()),
