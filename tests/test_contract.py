@@ -153,7 +153,9 @@ def test_options_are_all_here() -> None:
     assert named | sizes | photos == set(ModelConfig.__dataclass_fields__)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(("option", "value", "more", "fewer"), OPTIONS)
 def test_an_option_changes_only_what_it_names(
     tiny_encoder: keras.Model, tmp_path: Path, option: str, value: Any, more: set[str],

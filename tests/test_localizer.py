@@ -92,6 +92,7 @@ def test_it_finds_what_only_words_name() -> None:
     assert (np.asarray(located.gain) > 0.5).mean() > 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["soft", "hard"])
 @pytest.mark.parametrize("self_attention", [0, 1])
 def test_alpha_learns_from_it(
