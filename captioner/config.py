@@ -212,21 +212,22 @@ PRESETS: dict[str, TrainConfig] = {
         model=ModelConfig(units=256, attention_units=256, embedding_units=256),
         training=TrainingConfig(epochs=30, patience=8),
     ),
-    # Drawn scenes: few words, all frequent, and relations that need positions. Small batches,
-    # because what takes long is learning where to look, which takes many steps.
+    # Drawn scenes: few words, all frequent; relations that need positions; small things, hence a
+    # fine grid. Small batches: what takes long is learning where to look, and that many steps.
     "scenes": TrainConfig(
         vocabulary=VocabularyConfig(min_count=1),
         model=ModelConfig(
+            image_size=320,
             units=256,
             attention_units=256,
             embedding_units=128,
             dropout=0.1,
             positions=True,
             regularizer=0.0,
-            grounding_weight=1.0,
+            grounding_weight=0.2,
         ),
         training=TrainingConfig(
-            epochs=8, batch_photos=8, learning_rate=2e-3, patience=8, dev_photos=150
+            epochs=7, batch_photos=8, learning_rate=2e-3, patience=7, dev_photos=150
         ),
     ),
 }
