@@ -62,7 +62,17 @@ def config(photos: Path, **training_options: object) -> TrainConfig:
     return TrainConfig(
         DataConfig(data=photos),
         VocabularyConfig(min_count=1),
-        ModelConfig(units=11, attention_units=5, embedding_units=3, dropout=0.2),
+        # With all that has a state of its own: a resumed run must get it back.
+        ModelConfig(
+            units=11,
+            attention_units=5,
+            embedding_units=3,
+            dropout=0.2,
+            region_dropout=0.1,
+            positions=True,
+            overview=True,
+            grounding_weight=0.5,
+        ),
         TrainingConfig(**options),
     )
 
