@@ -18,7 +18,7 @@ def save_curves(history: Sequence[Mapping[str, float]], path: Path) -> None:
         path: the PNG file.
     """
     panels = [
-        ("loss per word", {"loss": "with regulariser", "word_loss": "words alone"}, 1.0),
+        ("loss per word", {"loss": "all terms", "word_loss": "words alone"}, 1.0),
         ("dev, greedy (x100)", {"bleu_4": "BLEU-4", "cider": "CIDEr"}, 100.0),
     ]
     if "baseline" in history[0]:
