@@ -68,8 +68,6 @@ class ModelConfig:
     """How a region is compared with the decoder's state."""
     positions: bool = False
     """Whether a region knows where in the photo it is: to tell left from right."""
-    region_dropout: float = 0.0
-    """Share of the regions' channels dropped while training."""
     overview: bool = False
     """Whether the LSTM sees the mean region at every word, beside the one it attends to."""
     self_attention: int = 0

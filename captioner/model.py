@@ -35,8 +35,6 @@ class Captioner(keras.Model):
         units, attention_units, embedding_units, attention, score, dropout, expected_share,
             overview: as for `captioner.decoder.Decoder`.
         positions: whether regions know where they are: see `captioner.attention.Positions`.
-        region_dropout: share of the regions' channels dropped while training, other ones in every
-            region.
         self_attention: number of self-attention layers over the regions before decoding.
         regularizer: lambda of the doubly stochastic regulariser (eq. 14), on the paper's scale.
         label_smoothing: share of the target probability spread over the vocabulary.
@@ -68,7 +66,6 @@ class Captioner(keras.Model):
         score: str = "additive",
         dropout: float = 0.5,
         positions: bool = False,
-        region_dropout: float = 0.0,
         self_attention: int = 0,
         regularizer: float = 1.0,
         label_smoothing: float = 0.0,
@@ -93,7 +90,6 @@ class Captioner(keras.Model):
         self.baseline_decay = baseline_decay
         self.grounding_weight = grounding_weight
         self.about = dict(about or {})
-        self.drop_regions = keras.layers.Dropout(region_dropout, dtype=self.dtype_policy)
         self.positions: Any = None
         if positions:
             self.positions = Positions(grid_of(encoder), dtype=self.dtype_policy, name="positions")
@@ -167,7 +163,6 @@ class Captioner(keras.Model):
     def relate(self, regions: Any, training: bool = False) -> tuple[Any, list[Any]]:
         """Regions `(B, L, D)` as they are decoded, and the maps `(B, heads, L, L)` of
         self-attention, per layer."""
-        regions = self.drop_regions(regions, training=training)
         if self.positions is not None:
             regions = self.positions(regions)
         maps = []
@@ -282,7 +277,6 @@ class Captioner(keras.Model):
             "score": decoder.score,
             "dropout": decoder.dropout,
             "positions": self.positions is not None,
-            "region_dropout": self.drop_regions.rate,
             "self_attention": len(self.region_layers),
             "expected_share": decoder.expected_share,
             "overview": decoder.overview,
@@ -308,8 +302,8 @@ class Captioner(keras.Model):
         Training may run in mixed precision; captions must not depend on it. The encoder is float32
         in both and is shared. It has no localiser.
         """
-        other = {"dtype": "float32", "encoder": self.encoder, "grounding_weight": 0.0}
-        config = {**self.get_config(), **other}
+        config = self.get_config()
+        config.update(dtype="float32", encoder=self.encoder, grounding_weight=0.0)
         twin = Captioner(**config)
         twin.take_weights(self)
         return twin

@@ -176,7 +176,6 @@ class _Run:
             score=options.score,
             dropout=options.dropout,
             positions=options.positions,
-            region_dropout=options.region_dropout,
             overview=options.overview,
             self_attention=options.self_attention,
             regularizer=options.regularizer,
@@ -363,11 +362,7 @@ class _Run:
     def _variables(self) -> list[Any]:
         """All that training changes: weights, dropout's random state, optimizer."""
         model = self.model
-        layers = [
-            variable
-            for layer in (*model.learned, model.drop_regions)
-            for variable in layer.variables
-        ]
+        layers = [variable for layer in model.learned for variable in layer.variables]
         baseline = [model.baseline] if model.decoder.attention_kind == "hard" else []
         localizer = [] if model.localizer is None else model.localizer.variables
         return [*layers, *baseline, *localizer, *model.optimizer.variables]

@@ -50,7 +50,8 @@ def test_presets() -> None:
     assert preset("paper").model.encoder == "vgg19"
     for config in PRESETS.values():
         assert TrainConfig.from_json(config.to_json()) == config
-    with pytest.raises(InputError, match="best: choose one of default, paper, small, scenes"):
+    message = "--preset best: choose one of default, paper, small, scenes"
+    with pytest.raises(InputError, match=message):
         preset("best")
 
 

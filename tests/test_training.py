@@ -68,7 +68,6 @@ def config(photos: Path, **training_options: object) -> TrainConfig:
             attention_units=5,
             embedding_units=3,
             dropout=0.2,
-            region_dropout=0.1,
             positions=True,
             overview=True,
             grounding_weight=0.5,
