@@ -308,8 +308,8 @@ class Positions(keras.layers.Layer):
         self.grid = tuple(grid)
 
     def build(self, values_shape: Any) -> None:
-        # About half as large as what EfficientNet puts into a channel: heard from the first step.
-        first = keras.initializers.RandomNormal(stddev=0.1)
+        # Half as large as the channels of a normalised region: heard from the first step.
+        first = keras.initializers.RandomNormal(stddev=0.5)
         self.axes = [
             self.add_weight(
                 shape=(length, values_shape[-1]), initializer=first, name=f"axis_{number}"

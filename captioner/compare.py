@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from captioner import datasets, scenes
+from captioner import scenes
 from captioner.config import SearchConfig, TrainConfig
 from captioner.errors import InputError
-from captioner.evaluation import caption_split, evaluate
+from captioner.evaluation import evaluate
 from captioner.files import write_text
 from captioner.grounding import ground
 from captioner.progress import console
@@ -25,6 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "soft+self": {"attention": "soft", "self_attention": 1},
 }
 """What is compared: a name, and the model options that make it."""
+SCORES = ("bleu_1", "bleu_4", "meteor", "cider", "distinct_captions", "exactly_right")
 
 
 def compare(
@@ -37,7 +38,7 @@ def compare(
     """Trains each kind with the same options and scores it on test.
 
     A run that is there is resumed, or used when it is finished, so a comparison that was stopped
-    goes on where it was.
+    goes on where it was, and kinds of an earlier call keep their rows.
 
     Args:
         config: all options but the kind of attention.
@@ -48,7 +49,7 @@ def compare(
             split of the data itself, if it is a data set of scenes, which have boxes.
 
     Returns:
-        Per kind its row of the table.
+        Per kind, those of earlier calls among them, its row of the table.
     """
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
@@ -57,17 +58,14 @@ def compare(
     if data is None:
         raise InputError("--data PATH is needed: the data set to train on")
     drawn = data.is_dir() and (data / scenes.MARKER).is_file()
-    rows: dict[str, dict[str, Any]] = {}
+    rows = _earlier(out)
     for kind in kinds:
         console.print(f"\n[bold]{kind}[/bold]")
         run = out / kind
         model = dataclasses.replace(config.model, **KINDS[kind])
         train(dataclasses.replace(config, model=model), run, resume=(run / "config.json").exists())
         scores = evaluate(config.data, "test", run, options)
-        row = {name: scores[name] for name in ("bleu_1", "bleu_4", "meteor", "cider")}
-        row["distinct_captions"] = scores["distinct_captions"]
-        if drawn:
-            row["exactly_right"] = exactly_right(run, config, options)
+        row = {name: scores[name] for name in SCORES if name in scores}
         if model.attention != "none" and (boxes_data or drawn):
             source = config.data if boxes_data is None else dataclasses.replace(
                 config.data, data=boxes_data, format=None, images=None, limit=None
@@ -83,7 +81,9 @@ def compare(
                     row[f"{name}_{measure}"] = cell["mean"]
         with (run / "history.csv").open(encoding="utf-8") as stream:
             row["minutes"] = sum(float(epoch["seconds"]) for epoch in csv.DictReader(stream)) / 60
-        rows[kind] = row
+        rows = {
+            name: row if name == kind else rows[name] for name in KINDS if name in {*rows, kind}
+        }
         write_text(out / "compare.json", json.dumps(rows, indent=2) + "\n")
         write_text(out / "compare.md", table(rows))
     print(table(rows))
@@ -91,13 +91,18 @@ def compare(
     return rows
 
 
-def exactly_right(run: Path, config: TrainConfig, options: SearchConfig) -> float:
-    """The share of test scenes whose caption is one of their true wordings."""
-    data_set = datasets.from_options(config.data, "the scenes")
-    captions = caption_split(data_set.split("test")[: config.data.limit], run, options)
-    wordings = scenes.read_wordings(data_set.root, "test")
-    right = [scenes.is_right(text, wordings[Path(name).name]) for name, text in captions.items()]
-    return sum(right) / len(right)
+def _earlier(out: Path) -> dict[str, dict[str, Any]]:
+    """The rows of kinds that an earlier call compared."""
+    file = out / "compare.json"
+    if not file.exists():
+        return {}
+    try:
+        rows = json.loads(file.read_text(encoding="utf-8"))
+        return {kind: dict(row) for kind, row in rows.items() if kind in KINDS}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{file}: not the rows of a comparison ({error}); move it away or choose another --out"
+        ) from error
 
 
 def table(rows: Mapping[str, Mapping[str, Any]]) -> str:

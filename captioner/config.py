@@ -59,6 +59,11 @@ class ModelConfig:
     """Backbone weights: default (ImageNet), none (random), or a file."""
     image_size: int | None = None
     """Side in pixels of the square the backbone sees; its native size if not given."""
+    layer: str | None = None
+    """Layer of the backbone that gives the regions; its last if not given. An earlier one has a
+    finer grid, or tells more of how things look and less of what they are."""
+    normalize: bool = False
+    """Whether the channels of each region are brought to mean 0 and variance 1."""
     resize: Literal["stretch", "crop", "pad"] = "stretch"
     """How a photo becomes that square."""
     attention: Literal["soft", "hard", "none"] = "soft"
@@ -66,10 +71,10 @@ class ModelConfig:
     training; none: the same mean for all words."""
     score: Literal["additive", "dot", "scaled-dot", "general", "cosine"] = "additive"
     """How a region is compared with the decoder's state."""
+    word_query: bool = False
+    """Whether attention hears the previous word; in the paper it knows only the words before it."""
     positions: bool = False
     """Whether a region knows where in the photo it is: to tell left from right."""
-    overview: bool = False
-    """Whether the LSTM sees the mean region at every word, beside the one it attends to."""
     self_attention: int = 0
     """Self-attention layers over the regions before decoding."""
     units: int = 512
@@ -210,12 +215,16 @@ PRESETS: dict[str, TrainConfig] = {
         model=ModelConfig(units=256, attention_units=256, embedding_units=256),
         training=TrainingConfig(epochs=30, patience=8),
     ),
-    # Drawn scenes: few words, all frequent; relations that need positions; small things, hence a
-    # fine grid. Small batches: what takes long is learning where to look, and that many steps.
+    # Drawn scenes: few words, all frequent; small things, hence large images; relations, which need
+    # positions; colours, which the backbone's last layer hardly tells from each other and the one
+    # before it does; two things, so that a shape must be looked for by the colour just written.
     "scenes": TrainConfig(
         vocabulary=VocabularyConfig(min_count=1),
         model=ModelConfig(
             image_size=320,
+            layer="block15_project",
+            normalize=True,
+            word_query=True,
             units=256,
             attention_units=256,
             embedding_units=128,
@@ -225,7 +234,7 @@ PRESETS: dict[str, TrainConfig] = {
             grounding_weight=0.2,
         ),
         training=TrainingConfig(
-            epochs=7, batch_photos=8, learning_rate=2e-3, patience=7, dev_photos=150
+            epochs=8, batch_photos=16, learning_rate=2e-3, patience=8, dev_photos=150
         ),
     ),
 }

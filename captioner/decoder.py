@@ -27,12 +27,10 @@ class Memory(NamedTuple):
         regions: `(B, L, D)`, a_1..a_L of the paper.
         keys: `(B, L, A)`, the regions prepared for the score function; the mean region
             `(B, 1, D)` for a decoder without attention.
-        overview: `(B, 4H)`, what the mean region adds to every step of the LSTM; `None` without.
     """
 
     regions: Any
     keys: Any
-    overview: Any
 
 
 class DecoderState(NamedTuple):
@@ -79,10 +77,12 @@ class Decoder(keras.layers.Layer):
             one region, drawn from Multinoulli(alpha) while training (section 4.1); `none`: the
             mean region is the context of every word.
         score: score function of the attention, a name in `captioner.attention.SCORES`.
+        word_query: whether the query of the attention is [h_{t-1}; E y_{t-1}] instead of h_{t-1}.
+            h_{t-1} was made before y_{t-1} was written, so in the paper what is looked at for
+            "circle" after "red" cannot depend on "red": it is bound to pair wrongly what two
+            things have in common with what they have not.
         dropout: share of units dropped while training: of the embeddings, of the mean region
             before the initial state, of h before the word head, and after the head's tanh.
-        overview: whether the LSTM sees the mean region at every word too, as x_t = [w_t; v^g] of Lu
-            et al. 2017 (arXiv 1612.01887): what it attends to need not tell of the whole photo.
         expected_share: for hard attention, the share of photos that train with the expected
             context, as if attention were soft (section 4.1: 1/2, drawn per photo).
 
@@ -107,7 +107,7 @@ class Decoder(keras.layers.Layer):
         score: str = "additive",
         dropout: float = 0.5,
         expected_share: float = 0.5,
-        overview: bool = False,
+        word_query: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -123,7 +123,7 @@ class Decoder(keras.layers.Layer):
         self.score = score
         self.dropout = dropout
         self.expected_share = expected_share
-        self.overview = overview
+        self.word_query = word_query
         self.random = keras.random.SeedGenerator(name="regions")
 
         layers, dtype = keras.layers, self.dtype_policy
@@ -153,7 +153,8 @@ class Decoder(keras.layers.Layer):
         self.initial_hidden.build((None, depth))
         self.initial_cell.build((None, depth))
         if self.attention is not None:
-            self.attention.build((None, None, units), (None, None, depth))
+            asking = units + self.embedding_units if self.word_query else units
+            self.attention.build((None, None, asking), (None, None, depth))
             self.gate.build((None, units))
         self.head_hidden.build((None, units))
         self.head_context.build((None, depth))
@@ -164,10 +165,6 @@ class Decoder(keras.layers.Layer):
             shape=(self.embedding_units, 4 * units), name="word_kernel"
         )
         self.context_kernel = self.add_weight(shape=(depth, 4 * units), name="context_kernel")
-        if self.overview:  # at first as if it were not there
-            self.overview_kernel = self.add_weight(
-                shape=(depth, 4 * units), initializer="zeros", name="overview_kernel"
-            )
         self.recurrent_kernel = self.add_weight(
             shape=(units, 4 * units), initializer="orthogonal", name="recurrent_kernel"
         )
@@ -190,8 +187,7 @@ class Decoder(keras.layers.Layer):
         attend = self.attention
         keys = mean[:, None] if attend is None else attend.score.prepare(regions)
         mean = self.drop_mean(mean, training=training)
-        overview = ops.matmul(mean, self.overview_kernel) if self.overview else None
-        memory = Memory(regions, keys, overview)
+        memory = Memory(regions, keys)
         hidden, cell = self.initial_hidden(mean), self.initial_cell(mean)
         return memory, DecoderState(
             ops.repeat(hidden, captions, axis=0), ops.repeat(cell, captions, axis=0)
@@ -212,7 +208,7 @@ class Decoder(keras.layers.Layer):
         shape = ops.shape(tokens)
         embedded = self.embedding(ops.reshape(tokens, (-1,)))  # (N, E)
         state, context, seen = self._advance(
-            ops.matmul(embedded, self.word_kernel), state, memory, look
+            embedded, ops.matmul(embedded, self.word_kernel), state, memory, look
         )
         logits = self._logits(embedded, state.hidden, context)
         logits = ops.reshape(logits, (*shape, self.vocabulary_size))
@@ -238,7 +234,7 @@ class Decoder(keras.layers.Layer):
         hiddens, contexts, seen = [], [], []
         for position in range(length):
             state, context, seen_now = self._advance(
-                projected[:, position], state, memory, look, drawn
+                embedded[:, position], projected[:, position], state, memory, look, drawn
             )
             hiddens.append(state.hidden)
             contexts.append(context)
@@ -256,6 +252,7 @@ class Decoder(keras.layers.Layer):
 
     def _advance(
         self,
+        word: Any,
         projected: Any,
         state: DecoderState,
         memory: Memory,
@@ -265,7 +262,8 @@ class Decoder(keras.layers.Layer):
         """The recurrence: look, then LSTM (eqs. 1-5).
 
         Args:
-            projected: `(N, 4H)`, the previous word's embedding times `word_kernel`.
+            word: `(N, E)`, the previous word's embedding.
+            projected: `(N, 4H)`, it times `word_kernel`.
             state: h_{t-1}, c_{t-1}.
             memory: what depends on the photo alone.
             look: as for `step`.
@@ -282,7 +280,10 @@ class Decoder(keras.layers.Layer):
             captions = ops.shape(projected)[0] // photos
             context = ops.reshape(ops.repeat(memory.keys, captions, axis=1), (-1, depth))
         else:
-            query = ops.reshape(state.hidden, (photos, -1, self.units))  # h_{t-1}: it looks first
+            query = state.hidden  # h_{t-1}: it looks first
+            if self.word_query:
+                query = ops.concatenate([query, word], axis=-1)
+            query = ops.reshape(query, (photos, -1, query.shape[-1]))
             log_alpha = self.attention.log_weights(query, memory.keys)
             seen["attention"] = weights = ops.exp(log_alpha)
             if look != "expected":
@@ -301,9 +302,6 @@ class Decoder(keras.layers.Layer):
             + ops.matmul(state.hidden, self.recurrent_kernel)
             + self.lstm_bias
         )
-        if memory.overview is not None:
-            captions = ops.shape(projected)[0] // photos
-            preactivation += ops.repeat(memory.overview, captions, axis=0)
         input_gate, forget_gate, candidate, output_gate = ops.split(preactivation, 4, axis=-1)
         cell = ops.sigmoid(forget_gate) * state.cell + ops.sigmoid(input_gate) * ops.tanh(candidate)
         hidden = ops.sigmoid(output_gate) * ops.tanh(cell)
@@ -341,7 +339,7 @@ class Decoder(keras.layers.Layer):
             "score": self.score,
             "dropout": self.dropout,
             "expected_share": self.expected_share,
-            "overview": self.overview,
+            "word_query": self.word_query,
         }
 
 

@@ -11,6 +11,7 @@ Call an encoder inside a plain `tf.function`: on CPU, XLA (`jit_compile=True`, w
 `B` photos, `L` regions, `D` region channels, `gh x gw` the grid.
 """
 
+import difflib
 import hashlib
 import importlib
 import json
@@ -150,11 +151,16 @@ ENCODERS: Mapping[str, _LiteSpec | _ApplicationSpec] = MappingProxyType(
 )
 
 _NAMED_WEIGHTS = ("default", "imagenet", "none")
-_REGIONS = "regions"  # the name of every encoder's last layer, by which `grid_of` finds the grid
+_REGIONS = "regions"  # the name of every encoder's layer by which `grid_of` finds the grid
 
 
 def build_encoder(
-    name: str, image_size: int | None = None, weights: str | Path = "default", fold: bool = True
+    name: str,
+    image_size: int | None = None,
+    weights: str | Path = "default",
+    fold: bool = True,
+    layer: str | None = None,
+    normalize: bool = False,
 ) -> keras.Model:
     """Builds an encoder.
 
@@ -167,13 +173,19 @@ def build_encoder(
         fold: of the EfficientNet-Lites only: merge each BatchNormalization into its convolution.
             Same outputs, faster; for a frozen encoder. Without it the normalisation layers are
             there to be fine-tuned.
+        layer: the name of the layer whose channels at each place are the regions: an earlier one
+            than the last has a finer grid, or tells more of how things look and less of what they
+            are. The encoder's own choice if `None`.
+        normalize: whether each region is brought to mean 0 and variance 1 over its channels: layer
+            normalisation (Ba et al. 2016) without weights.
 
     Returns:
         A model from `(B, image_size, image_size, 3)`, RGB 0..255 of any number type, to regions
         `(B, L, D)`, float32.
 
     Raises:
-        InputError: unknown name, unusable size, or weights that cannot be had or do not fit.
+        InputError: unknown name or layer, unusable size, or weights that cannot be had or do not
+            fit.
     """
     spec = _spec(name)
     size = _checked_size(name, spec, image_size)
@@ -182,13 +194,20 @@ def build_encoder(
             inputs, features, units = _lite_layers(spec, size, fold)
         else:
             inputs, features = _application_layers(name, spec, size, weights)
+        whole = keras.Model(inputs, features)  # what a file of weights is for
+        if layer is not None:
+            features = _output_of(layer, whole, name)
         _, rows, columns, channels = features.shape
         regions = keras.layers.Reshape((rows * columns, channels), name=_REGIONS)(features)
+        if normalize:
+            regions = keras.layers.LayerNormalization(
+                center=False, scale=False, name="normalized_regions"
+            )(regions)
         encoder = keras.Model(inputs, regions, name=name.replace("-", "_"))
     if isinstance(spec, _LiteSpec):
         _load_lite_weights(spec, units, None, weights)
     elif weights not in _NAMED_WEIGHTS:
-        _load_keras_weights(encoder, name, _weights_file(weights))
+        _load_keras_weights(whole, name, _weights_file(weights))
     return encoder
 
 
@@ -279,6 +298,21 @@ def _checked_size(name: str, spec: EncoderSpec, image_size: int | None) -> int:
             f"of at least {spec.minimal_image_size} pixels (its native size is {spec.image_size})"
         )
     return image_size
+
+
+def _output_of(layer: str, network: keras.Model, name: str) -> keras.KerasTensor:
+    """Returns the output `(B, gh, gw, D)` of a network's layer."""
+    grids = {}
+    for one in network.layers[1:]:
+        if isinstance(one.output, keras.KerasTensor) and len(one.output.shape) == 4:
+            grids[one.name] = one.output
+    if layer not in grids:
+        near = difflib.get_close_matches(layer, grids, n=5, cutoff=0.3) or list(grids)[-5:]
+        raise InputError(
+            f"encoder {name!r} has no layer {layer!r} with a grid of regions; it has "
+            f"{len(grids)}, among them {', '.join(near)}"
+        )
+    return grids[layer]
 
 
 def _weights_file(weights: str | Path) -> Path:

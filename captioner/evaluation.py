@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from captioner import __version__, datasets, inference, metrics, search
+from captioner import __version__, datasets, inference, metrics, scenes, search
 from captioner.config import DataConfig, SearchConfig
 from captioner.datasets import Example
 from captioner.errors import InputError
@@ -42,7 +42,8 @@ def evaluate(
     """Captions a split freely, each photo once, and scores it against all its references.
 
     Returns:
-        The scores, as they are written to `out`.
+        The scores, as they are written to `out`; of drawn scenes also `exactly_right`, the share
+        whose caption is one of their true wordings.
 
     Raises:
         InputError: no data set, model or split, or nothing in it that can be read.
@@ -54,6 +55,15 @@ def evaluate(
         raise InputError(f"{data.data}: none of the photos of {split} can be read")
     references = {one.id: one.captions for one in examples if one.id in candidates}
     scores = metrics.caption_scores(candidates, references)
+    if (data_set.root / scenes.MARKER).is_file():
+        wordings = scenes.read_wordings(data_set.root, split)
+        right = [
+            scenes.is_right(candidates[one.id], wordings[one.path.name])
+            for one in examples
+            if one.id in candidates
+        ]
+        scores["exactly_right"] = share = sum(right) / len(right)
+        print(f"{100 * share:.1f}% of the scenes described exactly right")
     report = {
         **scores,
         "split": split,

@@ -32,8 +32,8 @@ class Captioner(keras.Model):
         encoder: a model from `captioner.encoders.build_encoder`; it stays frozen.
         words: the vocabulary without special tokens, in the order of their ids.
         resize: how photos become the encoder's square: `stretch`, `crop` or `pad`.
-        units, attention_units, embedding_units, attention, score, dropout, expected_share,
-            overview: as for `captioner.decoder.Decoder`.
+        units, attention_units, embedding_units, attention, score, word_query, dropout,
+            expected_share: as for `captioner.decoder.Decoder`.
         positions: whether regions know where they are: see `captioner.attention.Positions`.
         self_attention: number of self-attention layers over the regions before decoding.
         regularizer: lambda of the doubly stochastic regulariser (eq. 14), on the paper's scale.
@@ -64,13 +64,13 @@ class Captioner(keras.Model):
         embedding_units: int = 512,
         attention: str = "soft",
         score: str = "additive",
+        word_query: bool = False,
         dropout: float = 0.5,
         positions: bool = False,
         self_attention: int = 0,
         regularizer: float = 1.0,
         label_smoothing: float = 0.0,
         expected_share: float = 0.5,
-        overview: bool = False,
         reward_weight: float = 1.0,
         entropy_weight: float = 0.02,
         baseline_decay: float = 0.9,
@@ -106,7 +106,7 @@ class Captioner(keras.Model):
             score,
             dropout,
             expected_share,
-            overview,
+            word_query,
             dtype=self.dtype_policy,
             name="decoder",
         )
@@ -275,11 +275,11 @@ class Captioner(keras.Model):
             "embedding_units": decoder.embedding_units,
             "attention": decoder.attention_kind,
             "score": decoder.score,
+            "word_query": decoder.word_query,
             "dropout": decoder.dropout,
             "positions": self.positions is not None,
             "self_attention": len(self.region_layers),
             "expected_share": decoder.expected_share,
-            "overview": decoder.overview,
             "reward_weight": self.reward_weight,
             "entropy_weight": self.entropy_weight,
             "baseline_decay": self.baseline_decay,

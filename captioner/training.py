@@ -107,7 +107,14 @@ def train(config: TrainConfig, out: Path, *, resume: bool = False) -> Path:
             "lower --min-count"
         )
     console.print(f"vocabulary: {len(vocabulary):,} words, {whose}", soft_wrap=True)
-    encoder = build_encoder(config.model.encoder, config.model.image_size, config.model.weights)
+    backbone = config.model
+    encoder = build_encoder(
+        backbone.encoder,
+        backbone.image_size,
+        backbone.weights,
+        layer=backbone.layer,
+        normalize=backbone.normalize,
+    )
     # From here on it is a run: no option is refused any more, and what is done can be resumed.
     write_text(out / "config.json", config.to_json())
     features, unreadable = extract(
@@ -174,9 +181,9 @@ class _Run:
             embedding_units=options.embedding_units,
             attention=options.attention,
             score=options.score,
+            word_query=options.word_query,
             dropout=options.dropout,
             positions=options.positions,
-            overview=options.overview,
             self_attention=options.self_attention,
             regularizer=options.regularizer,
             label_smoothing=options.label_smoothing,

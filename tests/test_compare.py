@@ -16,7 +16,7 @@ from captioner.errors import InputError
 def test_compare_on_scenes(
     module_tiny_encoder: keras.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "build_encoder", lambda *_: module_tiny_encoder)
+    monkeypatch.setattr(training, "build_encoder", lambda *_, **__: module_tiny_encoder)
     # The tiny model may name nothing; that real ones are measured, test_grounding.py shows.
     measured = []
 
@@ -51,12 +51,23 @@ def test_compare_on_scenes(
     history = (tmp_path / "out" / "hard" / "history.csv").read_text()
     assert "baseline" in history.splitlines()[0]
 
-    # What is finished is used again.
+    # What is finished is used again, and kinds that are not asked for keep their rows.
+    command[command.index("none")] = "soft"
     assert main(command) == 0
     assert (tmp_path / "out" / "hard" / "history.csv").read_text() == history
     again = json.loads((tmp_path / "out" / "compare.json").read_text())
+    assert list(again) == ["none", "soft", "hard"]
     assert again["none"] == rows["none"]
     assert "alpha_correctness" not in again["hard"]  # it named nothing: left blank, no end
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"soft": 3}'])
+def test_rows_of_something_else(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "compare.json").write_text(text)
+    assert main(["compare", "--data", str(tmp_path), "--out", str(tmp_path)]) == 2
+    assert "compare.json: not the rows of a comparison" in capsys.readouterr().err
 
 
 def test_table() -> None:

@@ -126,7 +126,7 @@ OPTIONS: list[tuple[str, Any, set[str], set[str]]] = [
     ("positions", True, {"positions/axis_0", "positions/axis_1"}, set()),
     ("self_attention", 1, MULTI_HEAD, set()),
     ("dropout", 0.25, set(), set()),
-    ("overview", True, {"overview_kernel"}, set()),
+    ("word_query", True, set(), set()),
     ("regularizer", 0.0, set(), set()),
     ("label_smoothing", 0.1, set(), set()),
     ("expected_share", 0.25, set(), set()),
@@ -150,7 +150,7 @@ def names(model: Captioner) -> set[str]:
 
 def test_options_are_all_here() -> None:
     sizes = {"units", "attention_units", "embedding_units"}
-    photos = {"encoder", "weights", "image_size", "resize"}
+    photos = {"encoder", "weights", "image_size", "layer", "normalize", "resize"}
     named = {name for name, *_ in OPTIONS}
     assert named | sizes | photos == set(ModelConfig.__dataclass_fields__)
 

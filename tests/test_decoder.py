@@ -22,7 +22,7 @@ def tokens() -> np.ndarray:
 
 def decoder(**arguments: object) -> Decoder:
     keras.utils.set_random_seed(3)
-    layer = Decoder(V, H, A, E, **arguments)
+    layer = Decoder(V, H, A, E, name="decoder", **arguments)
     layer.build((None, L, D))
     # Biases start at zero: any value will do, as long as leaving one out is seen.
     for weight in layer.weights:
@@ -49,7 +49,8 @@ def paper(layer: Decoder, regions: np.ndarray, words: np.ndarray) -> dict[str, n
             value[f"{score}vector"][:, 0]
             @ np.tanh(
                 a_i @ value[f"{score}key_kernel"]
-                + h @ value[f"{score}query_kernel"]
+                + (np.concatenate([h, embedded]) if layer.word_query else h)
+                @ value[f"{score}query_kernel"]
                 + value[f"{score}bias"]
             )
             for a_i in regions
@@ -78,8 +79,11 @@ def paper(layer: Decoder, regions: np.ndarray, words: np.ndarray) -> dict[str, n
     return {"logits": np.array(logits), "attention": np.array(alphas), "gate": np.array(betas)}
 
 
-def test_teacher_forcing_is_the_papers_mathematics(regions: np.ndarray, tokens: np.ndarray) -> None:
-    layer = decoder()
+@pytest.mark.parametrize("word_query", [False, True])
+def test_teacher_forcing_is_the_papers_mathematics(
+    regions: np.ndarray, tokens: np.ndarray, word_query: bool
+) -> None:
+    layer = decoder(word_query=word_query)
     outputs = layer(regions, tokens)
     assert outputs["logits"].shape == (B, C, T, V)
     assert outputs["attention"].shape == (B, C, T, L)
@@ -95,10 +99,11 @@ def test_teacher_forcing_is_the_papers_mathematics(regions: np.ndarray, tokens: 
 
 @pytest.mark.parametrize("score", ["additive", "dot", "scaled-dot", "general", "cosine"])
 @pytest.mark.parametrize("attention", ["soft", "none"])
+@pytest.mark.parametrize("word_query", [False, True])
 def test_free_steps_agree_with_teacher_forcing(
-    attention: str, score: str, regions: np.ndarray, tokens: np.ndarray
+    attention: str, score: str, word_query: bool, regions: np.ndarray, tokens: np.ndarray
 ) -> None:
-    layer = decoder(attention=attention, score=score)
+    layer = decoder(attention=attention, score=score, word_query=word_query)
     forced = layer(regions, tokens)
     memory, state = layer.begin(regions, captions=C)
     for position in range(T):
@@ -145,6 +150,19 @@ def test_later_words_do_not_change_earlier_ones(regions: np.ndarray, tokens: np.
     first, second = layer(regions, tokens)["logits"], layer(regions, changed)["logits"]
     np.testing.assert_allclose(first[:, :, :2], second[:, :, :2], rtol=1e-5)
     assert np.abs(np.asarray(first - second)[:, :, 2:]).max() > 0.01
+
+
+@pytest.mark.parametrize("word_query", [False, True])
+def test_which_words_attention_has_heard(
+    regions: np.ndarray, tokens: np.ndarray, word_query: bool
+) -> None:
+    """In the paper alpha_t knows of y_{t-2} and all before, not of y_{t-1}, its input."""
+    changed = tokens.copy()
+    changed[:, :, 1] = (changed[:, :, 1] + 1) % V
+    layer = decoder(word_query=word_query)
+    one, other = (np.asarray(layer(regions, words)["attention"]) for words in (tokens, changed))
+    difference = np.abs(one - other).max(axis=(0, 1, 3))  # per word
+    assert list(difference > 1e-3) == [False, word_query, True, True]
 
 
 def test_hard_attention_draws_per_word_and_flips_a_coin_per_photo(

@@ -161,6 +161,47 @@ def test_regions_are_row_major(name: str) -> None:
         )
 
 
+def test_an_earlier_layer_gives_the_regions(lite0: keras.Model, tmp_path: Path) -> None:
+    """The last layer of EfficientNet-Lite is ReLU6 of one product with the layer before it."""
+    encoder = build_encoder("efficientnet-lite0", layer="block15_project")
+    assert grid_of(encoder) == (7, 7) and encoder.output_shape == (None, 49, 320)
+    regions = np.asarray(encoder(cat_and_coffee(224)))
+    kernel, bias = lite0.get_layer("head").get_weights()
+    last = np.clip(regions @ kernel[0, 0] + bias, 0, 6)
+    np.testing.assert_allclose(last, lite0(cat_and_coffee(224)), rtol=1e-4, atol=1e-4)
+    assert grid_of(build_encoder("efficientnet-lite0", layer="block10_residual")) == (14, 14)
+
+    normalized = build_encoder("efficientnet-lite0", layer="block15_project", normalize=True)
+    assert grid_of(normalized) == (7, 7)
+    centred = regions - regions.mean(axis=-1, keepdims=True)
+    expected = centred / np.sqrt(centred.var(axis=-1, keepdims=True) + 1e-3)
+    np.testing.assert_allclose(normalized(cat_and_coffee(224)), expected, rtol=1e-4, atol=1e-4)
+    assert len({fingerprint(one) for one in (lite0, encoder, normalized)}) == 3
+    normalized.save(tmp_path / "encoder.keras")
+    loaded = keras.saving.load_model(tmp_path / "encoder.keras", safe_mode=True)
+    assert grid_of(loaded) == (7, 7) and fingerprint(loaded) == fingerprint(normalized)
+
+
+def test_a_layer_of_an_application(tmp_path: Path) -> None:
+    """A file of weights is for the whole network, whichever of its layers gives the regions."""
+    whole = build_encoder("mobilenetv3-small", 64, "none")
+    whole.save_weights(tmp_path / "whole.weights.h5")
+    layer = "expanded_conv_5_add"
+    early = build_encoder("mobilenetv3-small", 64, tmp_path / "whole.weights.h5", layer=layer)
+    assert grid_of(early) == (4, 4)
+    pixels = noise(64, batch=1)
+    expected = keras.Model(whole.input, whole.get_layer(layer).output)(pixels)
+    np.testing.assert_allclose(early(pixels), np.reshape(expected, (1, 16, -1)), atol=1e-6)
+
+
+@pytest.mark.parametrize("layer", ["block15", "pixels", "regions", ""])
+def test_an_unknown_layer_names_those_that_are_like_it(layer: str) -> None:
+    with pytest.raises(InputError, match=r"has no layer .* it has 1?\d+, among them") as caught:
+        build_encoder("efficientnet-lite0", 32, "none", layer=layer)
+    if layer == "block15":
+        assert "block15_project" in str(caught.value)
+
+
 def test_folding_removes_the_normalisation_and_keeps_the_outputs(lite0: keras.Model) -> None:
     unfolded = build_encoder("efficientnet-lite0", fold=False)
     is_norm = [isinstance(layer, keras.layers.BatchNormalization) for layer in unfolded.layers]

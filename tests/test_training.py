@@ -47,7 +47,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_backbone(module_tiny_encoder: keras.Model) -> Iterator[None]:
     """A run spends its time compiling; with the tiny encoder it is a few seconds."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training, "build_encoder", lambda *_: module_tiny_encoder)
+        patch.setattr(training, "build_encoder", lambda *_, **__: module_tiny_encoder)
         yield
 
 
@@ -69,7 +69,7 @@ def config(photos: Path, **training_options: object) -> TrainConfig:
             embedding_units=3,
             dropout=0.2,
             positions=True,
-            overview=True,
+            word_query=True,
             grounding_weight=0.5,
         ),
         TrainingConfig(**options),
