@@ -102,7 +102,9 @@ class AdditiveScore(Score):
 
     def compare(self, query: Any, prepared: Any) -> Any:
         projected = flat_matmul(query, self.query_kernel)  # (B, C, A)
-        hidden = ops.tanh(prepared[:, None] + projected[:, :, None])  # (B, C, L, A)
+        # Not by slicing with None, whose gradient copies.
+        prepared, projected = ops.expand_dims(prepared, 1), ops.expand_dims(projected, 2)
+        hidden = ops.tanh(prepared + projected)  # (B, C, L, A)
         return ops.squeeze(flat_matmul(hidden, self.vector), -1)
 
     def get_config(self) -> dict[str, Any]:

@@ -110,6 +110,9 @@ class TrainingConfig:
     run folder, or "shipped". To fine-tune it on other photos, or to let hard attention learn."""
     epochs: int = 14
     """Times that every train photo is seen, with all its captions."""
+    soft_epochs: int = 0
+    """Hard attention: epochs, the first ones, that train as soft attention does. Sampling teaches
+    little before a model knows what there is to look at."""
     batch_photos: int = 32
     """Photos per step, each with all its captions."""
     learning_rate: float = 8e-4

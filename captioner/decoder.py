@@ -7,6 +7,7 @@ Shapes: `B` photos, `C` captions per photo, `T` words, `L` regions, `D` region c
 keys; inside, `N = B * C` captions stand in one row so that every product is a 2-D one.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -14,7 +15,15 @@ from keras import ops
 
 from captioner.attention import SCORES, Attention, weighted_sum
 
-__all__ = ["ATTENTIONS", "LOOKS", "Decoder", "DecoderState", "Memory", "StepOutput"]
+__all__ = [
+    "ATTENTIONS",
+    "LOOKS",
+    "Decoder",
+    "DecoderState",
+    "Memory",
+    "StepOutput",
+    "late_gradients",
+]
 
 ATTENTIONS = ("soft", "hard", "none")
 LOOKS = ("expected", "sampled", "argmax")
@@ -89,6 +98,7 @@ class Decoder(keras.layers.Layer):
     Call arguments:
         regions: `(B, L, D)`.
         tokens: `(B, C, T)` int, previous words: `<start>` first; pads may follow the end.
+        expected_share: for hard attention, a scalar in place of the one it was made with.
 
     Returns:
         A dict: `logits (B, C, T, V)`, and unless attention is `none`, `attention (B, C, T, L)`,
@@ -207,14 +217,17 @@ class Decoder(keras.layers.Layer):
         """
         shape = ops.shape(tokens)
         embedded = self.embedding(ops.reshape(tokens, (-1,)))  # (N, E)
+        projected = ops.matmul(embedded, self.word_kernel)
         state, context, seen = self._advance(
-            embedded, ops.matmul(embedded, self.word_kernel), state, memory, look
+            embedded, projected, state, memory, self._kernels(), look
         )
         logits = self._logits(embedded, state.hidden, context)
         logits = ops.reshape(logits, (*shape, self.vocabulary_size))
         return StepOutput(logits, state, seen.get("attention"), seen.get("gate"))
 
-    def call(self, regions: Any, tokens: Any, training: bool = False) -> dict[str, Any]:
+    def call(
+        self, regions: Any, tokens: Any, training: bool = False, expected_share: Any = None
+    ) -> dict[str, Any]:
         regions = ops.cast(regions, self.compute_dtype)
         photos, captions, length = ops.shape(tokens)
         # An unrolled loop needs to know how often: Captioner.make_train_function sees to that.
@@ -228,20 +241,29 @@ class Decoder(keras.layers.Layer):
         outputs, look, drawn = {}, "expected", None
         if training and self.attention_kind == "hard":
             coin = keras.random.uniform((photos, 1, 1), seed=self.random)
-            drawn = ops.cast(coin >= self.expected_share, "float32")
+            share = self.expected_share if expected_share is None else expected_share
+            drawn = ops.cast(coin >= share, "float32")
             outputs["drawn"] = drawn[:, 0, 0]
             look = "sampled"
-        hiddens, contexts, seen = [], [], []
-        for position in range(length):
+        kernels = self._kernels()
+        contexts: list[Any] = []
+        hiddens, seen = [state.hidden], []
+        projected = late_gradients(projected, kernels, (contexts, hiddens))
+        kernels = tuple(ops.stop_gradient(kernel) for kernel in kernels)
+        # Unstacked, not sliced: the gradient of a slice is as large as what it was cut from.
+        steps = zip(
+            ops.unstack(embedded, length, 1), ops.unstack(projected, length, 1), strict=True
+        )
+        for word, projected_word in steps:
             state, context, seen_now = self._advance(
-                embedded[:, position], projected[:, position], state, memory, look, drawn
+                word, projected_word, state, memory, kernels, look, drawn
             )
             hiddens.append(state.hidden)
             contexts.append(context)
             seen.append(seen_now)
         logits = self._logits(
             words,
-            ops.reshape(ops.stack(hiddens, axis=1), (-1, self.units)),
+            ops.reshape(ops.stack(hiddens[1:], axis=1), (-1, self.units)),
             ops.reshape(ops.stack(contexts, axis=1), (-1, regions.shape[-1])),
             training,
         )
@@ -250,12 +272,19 @@ class Decoder(keras.layers.Layer):
             outputs[name] = ops.stack([seen_now[name] for seen_now in seen], axis=2)
         return outputs
 
+    def _kernels(self) -> tuple[Any, Any]:
+        """Those of the context and of the recurrence, cast once for all steps."""
+        return ops.convert_to_tensor(self.context_kernel), ops.convert_to_tensor(
+            self.recurrent_kernel
+        )
+
     def _advance(
         self,
         word: Any,
         projected: Any,
         state: DecoderState,
         memory: Memory,
+        kernels: tuple[Any, Any],
         look: str = "expected",
         drawn: Any = None,
     ) -> tuple[DecoderState, Any, dict[str, Any]]:
@@ -266,6 +295,7 @@ class Decoder(keras.layers.Layer):
             projected: `(N, 4H)`, it times `word_kernel`.
             state: h_{t-1}, c_{t-1}.
             memory: what depends on the photo alone.
+            kernels: from `_kernels`.
             look: as for `step`.
             drawn: `(B, 1, 1)`, 0 for photos that see the expected context although `look` says
                 `sampled`; `None` for none of them.
@@ -298,8 +328,8 @@ class Decoder(keras.layers.Layer):
             seen["gate"] = ops.cast(ops.reshape(beta, (photos, -1)), "float32")
         preactivation = (
             projected
-            + ops.matmul(context, self.context_kernel)
-            + ops.matmul(state.hidden, self.recurrent_kernel)
+            + ops.matmul(context, kernels[0])
+            + ops.matmul(state.hidden, kernels[1])
             + self.lstm_bias
         )
         input_gate, forget_gate, candidate, output_gate = ops.split(preactivation, 4, axis=-1)
@@ -341,6 +371,37 @@ class Decoder(keras.layers.Layer):
             "expected_share": self.expected_share,
             "word_query": self.word_query,
         }
+
+
+def late_gradients(added: Any, kernels: Sequence[Any], inputs: Sequence[Sequence[Any]]) -> Any:
+    """`added` itself, which takes the kernels' gradients along.
+
+    A kernel that a loop of T steps multiplies with has T gradients, each as large as itself, to be
+    written and added up: half of a training step. But all that the steps multiplied with it is at
+    hand once the loop is over, and then its gradient is one product.
+
+    Args:
+        added: `(N, T, M)`: what step t adds to its products with the kernels, `added[:, t]`.
+        kernels: each `(K, M)`; in the loop they are used without their gradient.
+        inputs: for each kernel a list, which the loop fills: step t multiplies `inputs[i][t]`,
+            `(N, K)`, with kernel i.
+    """
+
+    @ops.custom_gradient
+    def tie(added: Any, *kernels: Any) -> Any:
+        def gradient(*arguments: Any, upstream: Any = None) -> Any:
+            upstream = arguments[0] if upstream is None else upstream
+            length, width = upstream.shape[1:]
+            flat = ops.reshape(upstream, (-1, width))
+            gradients = []
+            for kernel, steps in zip(kernels, inputs, strict=True):
+                rows = ops.reshape(ops.stack(steps[:length], axis=1), (-1, kernel.shape[0]))
+                gradients.append(ops.matmul(ops.transpose(rows), flat))
+            return upstream, *gradients
+
+        return added, gradient
+
+    return tie(added, *kernels)
 
 
 @keras.saving.register_keras_serializable("captioner")

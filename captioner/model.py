@@ -147,6 +147,11 @@ class Captioner(keras.Model):
             self.baseline = self.add_weight(
                 shape=(BASELINE_POSITIONS,), initializer=first, trainable=False, name="baseline"
             )
+            # A variable, so that training can change it without compiling anew.
+            share = keras.initializers.Constant(self.decoder.expected_share)
+            self.expected_share = self.add_weight(
+                shape=(), initializer=share, trainable=False, name="expected_share"
+            )
         self.built = True
 
     @property
@@ -178,7 +183,13 @@ class Captioner(keras.Model):
 
     def call(self, inputs: dict[str, Any], training: bool = False) -> dict[str, Any]:
         regions, _ = self.relate(ops.cast(self._regions(inputs), self.compute_dtype), training)
-        return self.decoder(regions, inputs["tokens"], training=training)
+        share = self.expected_share if self.decoder.attention_kind == "hard" else None
+        return self.decoder(regions, inputs["tokens"], training=training, expected_share=share)
+
+    def train_as_soft(self, soft: bool) -> None:
+        """Of hard attention: whether all photos train with the expected context for now."""
+        if self.decoder.attention_kind == "hard":
+            self.expected_share.assign(1.0 if soft else self.decoder.expected_share)
 
     def _regions(self, inputs: dict[str, Any]) -> Any:
         return inputs["regions"] if "regions" in inputs else self.encode(inputs["photos"])

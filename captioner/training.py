@@ -82,6 +82,11 @@ def train(config: TrainConfig, out: Path, *, resume: bool = False) -> Path:
     """
     config = _resumed(config, out) if resume else config
     _check_new(out, resume)
+    if config.model.attention == "hard" and config.training.soft_epochs >= config.training.epochs:
+        raise InputError(
+            f"--soft-epochs {config.training.soft_epochs} leaves none of the "
+            f"{config.training.epochs} epochs to hard attention; give fewer, or more --epochs"
+        )
     keras.utils.set_random_seed(config.training.seed)
     data = datasets.from_options(config.data, "the data set to train on")
     train_examples = data.split("train")[: config.data.limit]
@@ -237,6 +242,7 @@ class _Run:
         while self.progress.epoch < fit.epochs and not self._out_of_patience():
             epoch = self.progress.epoch
             self.batches.start_epoch(epoch, self.progress.batch)
+            self.model.train_as_soft(epoch < fit.soft_epochs)
             if len(self.batches):  # 0 when the run stopped between its last batch and scoring dev
                 with bar(
                     f"Epoch {epoch + 1}/{fit.epochs}", self.batches.per_epoch, "batches"
@@ -259,7 +265,13 @@ class _Run:
             soft_wrap=True,
         )
 
+    @property
+    def _is_hard(self) -> bool:
+        return self.model.decoder.attention_kind == "hard"
+
     def _out_of_patience(self) -> bool:
+        if self._is_hard and self.progress.epoch <= self.config.training.soft_epochs:
+            return False
         waited = self.progress.epoch - 1 - self.progress.best_epoch
         return self.progress.best_epoch >= 0 and waited >= self.config.training.patience
 
@@ -279,11 +291,14 @@ class _Run:
             "seconds": trained + time.monotonic() - started,
         }
         value = scores[fit.monitor]
-        better = value > progress.best
+        # A model that was trained as if soft is not the hard one that was asked for.
+        was_soft = self._is_hard and 0 < progress.epoch == fit.soft_epochs
+        best = float("-inf") if was_soft else progress.best
+        better = value > best
         self.progress = Progress(
             epoch=progress.epoch + 1,
             batch=0,
-            best=value if better else progress.best,
+            best=value if better else best,
             best_epoch=progress.epoch if better else progress.best_epoch,
             history=(*progress.history, row),
         )
@@ -305,7 +320,7 @@ class _Run:
 
     def _baseline(self) -> dict[str, float]:
         """Of hard attention: the baseline, the mean of its first ten positions."""
-        if self.model.decoder.attention_kind != "hard":
+        if not self._is_hard:
             return {}
         return {"baseline": float(self.model.baseline.numpy()[:10].mean())}
 
@@ -370,7 +385,7 @@ class _Run:
         """All that training changes: weights, dropout's random state, optimizer."""
         model = self.model
         layers = [variable for layer in model.learned for variable in layer.variables]
-        baseline = [model.baseline] if model.decoder.attention_kind == "hard" else []
+        baseline = [model.baseline] if self._is_hard else []
         localizer = [] if model.localizer is None else model.localizer.variables
         return [*layers, *baseline, *localizer, *model.optimizer.variables]
 

@@ -3,8 +3,9 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from captioner.decoder import Decoder
+from captioner.decoder import Decoder, late_gradients
 
 # B=2 photos, C=3 captions, T=4 words, L=6 regions, D=7 channels, H=11, A=5, E=13, V=17
 B, C, T, L, D, H, A, E, V = 2, 3, 4, 6, 7, 11, 5, 13, 17
@@ -238,3 +239,62 @@ def test_unknown_length_is_refused(regions: np.ndarray) -> None:
 def test_unknown_kinds(arguments: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Decoder(V, **arguments)
+
+
+def test_late_gradients_are_those_of_every_step_added_up() -> None:
+    random = np.random.default_rng(4)
+    # N=2 rows, T=3 steps, K=5 inputs, M=7
+    x, added = (
+        tf.constant(random.normal(size=size), tf.float32) for size in ((3, 2, 5), (2, 3, 7))
+    )
+    first, second = (tf.constant(random.normal(size=size), tf.float32) for size in ((5, 7), (7, 7)))
+
+    def loss(late: bool) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        with tf.GradientTape() as tape:
+            tape.watch([added, first, second])
+            inputs, states = [], [tf.zeros((2, 7))]
+            kernels = (first, second)
+            offsets = added
+            if late:
+                offsets = late_gradients(added, kernels, (inputs, states))
+                kernels = tuple(map(tf.stop_gradient, kernels))
+            for step in range(3):
+                inputs.append(x[step])
+                product = x[step] @ kernels[0] + states[-1] @ kernels[1]
+                states.append(tf.tanh(offsets[:, step] + product))
+            total = tf.reduce_sum(tf.stack(states[1:]) ** 2 * tf.range(1.0, 8.0))
+        return total, tape.gradient(total, [added, first, second])
+
+    for run in (loss, tf.function(loss, autograph=False)):
+        (value, gradients), (plain, expected) = run(True), run(False)
+        np.testing.assert_array_equal(value, plain)
+        for mine, other in zip(gradients, expected, strict=True):
+            np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("word_query", [False, True])
+def test_gradients_are_those_of_the_loss(
+    regions: np.ndarray, tokens: np.ndarray, word_query: bool
+) -> None:
+    """Along a random direction in all weights of a kind, against a difference of two losses."""
+    layer = decoder(word_query=word_query)
+    weights = layer.trainable_weights
+
+    def loss() -> tf.Tensor:
+        outputs = layer(regions, tokens)
+        return tf.reduce_mean(outputs["logits"] ** 2) + tf.reduce_mean(outputs["attention"] ** 2)
+
+    with tf.GradientTape() as tape:
+        value = loss()
+    gradients = tape.gradient(value, weights)
+    random = np.random.default_rng(6)
+    for weight, gradient in zip(weights, gradients, strict=True):
+        start, direction = weight.numpy(), random.normal(size=weight.shape).astype("float32")
+        losses = []
+        for step in (0.01, -0.01):
+            weight.assign(start + step * direction)
+            losses.append(float(loss()))
+        weight.assign(start)
+        expected = (losses[0] - losses[1]) / 0.02
+        slope = float(tf.reduce_sum(tf.convert_to_tensor(gradient) * direction))
+        assert slope == pytest.approx(expected, rel=0.03, abs=0.002), weight.path

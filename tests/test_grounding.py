@@ -14,22 +14,19 @@ from captioner import scenes
 from captioner.config import DataConfig, SearchConfig
 from captioner.errors import InputError
 from captioner.evidence import evidence_maps
-from captioner.grounding import (
-    MAPS,
+from captioner.grounding import MAPS, Written, ground, table
+from captioner.images import Geometry, load_photo
+from captioner.map_scores import (
     Word,
-    Written,
     box_shares,
     by_category,
     centre_map,
     correctness,
-    ground,
     pointing,
     pointing_hits,
     summarize,
-    table,
     uniform_map,
 )
-from captioner.images import Geometry, load_photo
 from captioner.model import Captioner, save_model
 
 GRID = (2, 3)

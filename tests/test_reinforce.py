@@ -197,11 +197,12 @@ def test_expected_share_of_one_is_soft_attention(model: Captioner) -> None:
     )  # fmt: skip
     soft.take_weights(model)
     x, y = {"regions": REGIONS, "tokens": TOKENS[:, :, :-1]}, TOKENS[:, :, 1:]
-    model.decoder.expected_share = 1.0
+    model.train_as_soft(True)
     try:
         hard_loss = model.compute_loss(x, y, model(x, training=True), training=True)
     finally:
-        model.decoder.expected_share = 0.0
+        model.train_as_soft(False)
+    assert model.expected_share.numpy() == model.decoder.expected_share == 0
     np.testing.assert_allclose(
         hard_loss, soft.compute_loss(x, y, soft(x, training=True)), rtol=1e-5
     )

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 import captioner
-from captioner import training
+from captioner import metrics, training
 from captioner.__main__ import main
 from captioner.config import (
     DataConfig,
@@ -210,6 +210,31 @@ def test_killed_process_goes_on(photos: Path, tmp_path: Path) -> None:
     assert f"resuming at epoch {progress['epoch'] + 1}" in resumed.stderr
     with (run / "history.csv").open() as stream:
         assert len(list(csv.DictReader(stream))) == progress["epoch"] + 2
+
+
+def test_hard_attention_may_train_as_soft_first(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hard(**options: object) -> TrainConfig:
+        plain = config(photos, **options)
+        return dataclasses.replace(plain, model=dataclasses.replace(plain.model, attention="hard"))
+
+    # As dev sees it, it only gets worse: the first of its hard epochs is the best one all the same.
+    dev = iter([0.9, 0.5, 0.4])
+    monkeypatch.setattr(
+        metrics, "fast_scores", lambda *_: dict.fromkeys(("bleu_4", "cider"), next(dev))
+    )
+    train(hard(soft_epochs=1, patience=1), tmp_path / "hard")
+    with (tmp_path / "hard" / "history.csv").open() as stream:
+        first, second, third = (float(row["baseline"]) for row in csv.DictReader(stream))
+    words = len(captioner.load(tmp_path / "hard").vocabulary)
+    assert first == pytest.approx(-np.log(words), rel=1e-4)  # nothing was sampled yet
+    assert first < second < third
+    assert captioner.load(tmp_path / "hard").about["epoch"] == 2
+
+    with pytest.raises(InputError, match="--soft-epochs 3 leaves none of the 3 epochs"):
+        train(hard(soft_epochs=3), tmp_path / "never")
+    assert not (tmp_path / "never").exists()
 
 
 def test_start_from_a_trained_model(photos: Path, finished: Path, tmp_path: Path) -> None:
