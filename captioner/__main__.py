@@ -198,6 +198,21 @@ class ScenesCommand:
 
 
 @dataclass(frozen=True)
+class BenchCommand:
+    """Measure how fast this machine trains and captions (some minutes)."""
+
+    out: Path | None = None
+    """File for the figures, JSON."""
+    quick: bool = False
+    """Only see that everything runs; the figures then mean nothing."""
+
+    def run(self) -> None:
+        from captioner.bench import bench
+
+        bench(self.out, quick=self.quick)
+
+
+@dataclass(frozen=True)
 class EncodersCommand:
     """List the encoders."""
 
@@ -216,6 +231,7 @@ COMMANDS: dict[str, type] = {
     "demo": DemoCommand,
     "encoders": EncodersCommand,
     "scenes": ScenesCommand,
+    "bench": BenchCommand,
 }
 
 

@@ -32,6 +32,7 @@ from captioner.files import replacing, write_text
 from captioner.images import Geometry, load_photo
 from captioner.inference import RUN_MODEL, Writer, load
 from captioner.model import Captioner, load_model, save_model
+from captioner.precision import best_precision
 from captioner.progress import Bar, bar, console, track
 from captioner.text import Vocabulary
 
@@ -203,7 +204,7 @@ class _Run:
                 "train_photos": len(train_examples),
                 "captioner": __version__,
             },
-            dtype=_precision(fit.precision),
+            dtype=best_precision() if fit.precision == "auto" else fit.precision,
         )
         steps = self.batches.per_epoch * fit.epochs
         schedule = keras.optimizers.schedules.CosineDecay(
@@ -467,19 +468,6 @@ def _resumed(config: TrainConfig, out: Path) -> TrainConfig:
 def _check_new(out: Path, resume: bool) -> None:
     if not resume and (out / "config.json").exists():
         raise InputError(f"{out}: holds a run already; add --resume, or choose another --out")
-
-
-def _precision(choice: str) -> str:
-    if choice != "auto":
-        return choice
-    if tf.config.list_physical_devices("GPU"):
-        return "mixed_bfloat16"
-    try:
-        flags = Path("/proc/cpuinfo").read_text()
-    except OSError:  # not Linux
-        return "float32"
-    # Without these instructions bfloat16 is emulated, and slower than float32.
-    return "mixed_bfloat16" if "avx512_bf16" in flags or "amx_bf16" in flags else "float32"
 
 
 def _write_history(path: Path, history: Sequence[dict[str, float]]) -> None:
