@@ -91,7 +91,7 @@ class ModelConfig:
     """Share of the target probability spread over all words."""
     expected_share: float = 0.5
     """Hard attention: share of photos that train with the expected context instead of a sample."""
-    reward_weight: float = 1.0
+    reward_weight: float = 0.3
     """Hard attention: lambda_r, weight of the REINFORCE term; 1 is the gradient's own."""
     entropy_weight: float = 0.02
     """Hard attention: lambda_e, weight of the entropy of the maps."""

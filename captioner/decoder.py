@@ -242,7 +242,7 @@ class Decoder(keras.layers.Layer):
         if training and self.attention_kind == "hard":
             coin = keras.random.uniform((photos, 1, 1), seed=self.random)
             share = self.expected_share if expected_share is None else expected_share
-            drawn = ops.cast(coin >= share, "float32")
+            drawn = ops.cast(coin >= ops.cast(share, "float32"), "float32")
             outputs["drawn"] = drawn[:, 0, 0]
             look = "sampled"
         kernels = self._kernels()

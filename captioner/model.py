@@ -150,7 +150,11 @@ class Captioner(keras.Model):
             # A variable, so that training can change it without compiling anew.
             share = keras.initializers.Constant(self.decoder.expected_share)
             self.expected_share = self.add_weight(
-                shape=(), initializer=share, trainable=False, name="expected_share"
+                shape=(),
+                initializer=share,
+                trainable=False,
+                autocast=False,
+                name="expected_share",
             )
         self.built = True
 
