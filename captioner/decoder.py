@@ -87,9 +87,9 @@ class Decoder(keras.layers.Layer):
             mean region is the context of every word.
         score: score function of the attention, a name in `captioner.attention.SCORES`.
         word_query: whether the query of the attention is [h_{t-1}; E y_{t-1}] instead of h_{t-1}.
-            h_{t-1} was made before y_{t-1} was written, so in the paper what is looked at for
-            "circle" after "red" cannot depend on "red": it is bound to pair wrongly what two
-            things have in common with what they have not.
+            h_{t-1} was made before y_{t-1} was written, so in the paper where it looks for
+            "circle" after "red" cannot depend on "red": of two things it may name the one's colour
+            and the other's shape.
         dropout: share of units dropped while training: of the embeddings, of the mean region
             before the initial state, of h before the word head, and after the head's tanh.
         expected_share: for hard attention, the share of photos that train with the expected
@@ -377,8 +377,8 @@ def late_gradients(added: Any, kernels: Sequence[Any], inputs: Sequence[Sequence
     """`added` itself, which takes the kernels' gradients along.
 
     A kernel that a loop of T steps multiplies with has T gradients, each as large as itself, to be
-    written and added up: half of a training step. But all that the steps multiplied with it is at
-    hand once the loop is over, and then its gradient is one product.
+    written and added up. But all that the steps multiplied with it is at hand once the loop is
+    over, and then its gradient is one product.
 
     Args:
         added: `(N, T, M)`: what step t adds to its products with the kernels, `added[:, t]`.

@@ -56,7 +56,7 @@ def evaluate(
     references = {one.id: one.captions for one in examples if one.id in candidates}
     scores = metrics.caption_scores(candidates, references)
     if (data_set.root / scenes.MARKER).is_file():
-        wordings = scenes.read_wordings(data_set.root, split)
+        wordings = scenes.read_wordings(data_set.root, examples[0].split or split)
         right = [
             scenes.is_right(candidates[one.id], wordings[one.path.name])
             for one in examples

@@ -14,7 +14,10 @@ from captioner.errors import InputError
 
 @pytest.mark.slow
 def test_compare_on_scenes(
-    module_tiny_encoder: keras.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module_tiny_encoder: keras.Model,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(training, "build_encoder", lambda *_, **__: module_tiny_encoder)
     # The tiny model may name nothing; that real ones are measured, test_grounding.py shows.
@@ -50,6 +53,11 @@ def test_compare_on_scenes(
     assert len({line.count("|") for line in table}) == 1
     history = (tmp_path / "out" / "hard" / "history.csv").read_text()
     assert "baseline" in history.splitlines()[0]
+
+    # By another name of its split, too.
+    data, run = str(tmp_path / "scenes"), str(tmp_path / "out" / "none")
+    assert main(["evaluate", "--data", data, "--split", "val", "--model", run, "--beam", "1"]) == 0
+    assert "% of the scenes described exactly right" in capsys.readouterr().out
 
     # What is finished is used again, and kinds that are not asked for keep their rows.
     command[command.index("none")] = "soft"
