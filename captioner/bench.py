@@ -11,6 +11,7 @@ Shapes: `B` photos, `C` captions per photo, `T` words, `L` regions, `D` region c
 `A` attention units, `E` embedding units, `V` vocabulary.
 """
 
+import itertools
 import json
 import os
 import statistics
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,12 @@ import tensorflow as tf
 
 from captioner import __version__, inference, scenes
 from captioner.config import SearchConfig
-from captioner.encoders import build_encoder
+from captioner.encoders import build_encoder, image_size_of
 from captioner.features import BATCH_PHOTOS, load_squares
 from captioner.files import write_text
 from captioner.inference import Writer, describe_files
 from captioner.model import Captioner
-from captioner.precision import best_precision
+from captioner.precision import best_precision, product_seconds
 from captioner.progress import console
 
 __all__ = ["LENGTHS", "Sizes", "bench", "step_flops"]
@@ -50,6 +51,7 @@ KINDS: Mapping[str, tuple[str, str]] = {
     "hard_additive": ("hard", "additive"),
     "none": ("none", "additive"),
 }
+SIDE, DEPTH = 7, 1280  # of the regions of EfficientNet-Lite0 at 224 px
 GREEDY, BEAM_3, BEAM_5 = (SearchConfig(beam=beam) for beam in (1, 3, 5))
 
 
@@ -122,7 +124,8 @@ def bench(out: Path | None = None, *, quick: bool = False) -> dict[str, Any]:
     """Measures, prints a table, and writes the figures to `out`.
 
     Returns:
-        What is written: `figures` by name, `spread` by name, and what was measured on.
+        What is written: every figure by its name, `spread` by the same names, and what was measured
+        on.
     """
     sizes = Sizes.quick() if quick else Sizes()
     figures = _Figures()
@@ -168,18 +171,9 @@ def table(report: Mapping[str, Any]) -> str:
 
 def _machine(figures: _Figures, sizes: Sizes) -> None:
     """The ceiling: one large matrix product."""
-    size, times = sizes.matrix, 4
-    for name, dtype in (("float32", tf.float32), ("bfloat16", tf.bfloat16)):
-        matrix = tf.cast(tf.random.normal((size, size)), dtype)
-        product = tf.function(lambda x: tf.matmul(x, x), autograph=False)
-
-        def several(x: Any = matrix, product: Callable[[Any], Any] = product) -> None:
-            for _ in range(times):
-                result = product(x)
-            result.numpy()
-
-        seconds = _timed(several, sizes.repeats)
-        figures.rate(f"machine.{name}_gflops", times * 2 * size**3 / 1e9, seconds)
+    for dtype in (tf.float32, tf.bfloat16):
+        seconds = product_seconds(dtype, sizes.matrix, sizes.repeats)
+        figures.rate(f"machine.{dtype.name}_gflops", 2 * sizes.matrix**3 / 1e9, seconds)
 
 
 # --- Encoder -------------------------------------------------------------------------------------
@@ -198,7 +192,7 @@ def _photos(folder: Path, sizes: Sizes) -> list[Path]:
 def _encoder(figures: _Figures, sizes: Sizes, photos: Sequence[Path]) -> None:
     encoder = build_encoder("efficientnet-lite0")
     encode = tf.function(lambda x: encoder(x, training=False), autograph=False)
-    size = encoder.input_shape[1]
+    size = image_size_of(encoder)
     squares: list[Any] = [square for _, square, _ in load_squares(photos, size, "stretch")]
     repeated = np.arange(BATCH_PHOTOS) % len(squares)
     batch = tf.constant(np.stack(squares)[repeated])
@@ -244,33 +238,43 @@ def step_flops(
 def _training(figures: _Figures, sizes: Sizes) -> None:
     for kind in sizes.kinds:
         attention, score = KINDS[kind]
-        seconds, flops = _epoch(sizes, sizes.lengths, attention, score)
-        steps = sum(sizes.lengths.values())
-        figures.rate(f"train.{kind}.captions_per_s", 5 * sizes.batch * steps, seconds)
-        gflops = figures.rate(f"train.{kind}.gflops", flops / 1e9, seconds)
+        steps = _steps(sizes, tuple(sizes.lengths), attention, score)
+        # An epoch has so many steps of every length.
+        seconds = [
+            sum(sizes.lengths[words] * one for words, one in zip(steps, repeat, strict=True))
+            for repeat in zip(*steps.values(), strict=True)
+        ]
+        gflop = sum(
+            times
+            * step_flops(
+                *(sizes.batch, 5, words, SIDE**2, DEPTH, sizes.units, sizes.vocabulary),
+                *(attention, score),
+            )
+            / 1e9
+            for words, times in sizes.lengths.items()
+        )
+        captions = 5 * sizes.batch * sum(sizes.lengths.values())
+        figures.rate(f"train.{kind}.captions_per_s", captions, seconds)
+        gflops = figures.rate(f"train.{kind}.gflops", gflop, seconds)
         for name in ("float32", "bfloat16"):
             ceiling = figures.values[f"machine.{name}_gflops"]
             figures.add(f"train.{kind}.share_of_{name}", [gflops / ceiling])
-    # How it grows: with the words of a caption, and with the regions of a photo.
-    lengths = sorted(sizes.lengths)
-    for words in {lengths[0], lengths[-1]}:
-        seconds, _ = _epoch(sizes, {words: 1}, "soft", "additive")
-        figures.add(f"train.soft_additive.ms_at_{words}_words", [1e3 * one for one in seconds])
-    middle = lengths[len(lengths) // 2]
-    for side in (7, 14):
-        seconds, _ = _epoch(sizes, {middle: 1}, "soft", "additive", side)
-        name = f"train.soft_additive.ms_at_{side}x{side}_regions"
-        figures.add(name, [1e3 * one for one in seconds])
+        if kind == "soft_additive":  # how it grows with the words of a caption
+            for words, times in steps.items():
+                figures.add(f"train.{kind}.ms_at_{words}_words", [1e3 * one for one in times])
+    # And with the regions of a photo: four times as many.
+    words = min(sizes.lengths)
+    ((_, times),) = _steps(sizes, (words,), "soft", "additive", 2 * SIDE).items()
+    name = f"train.soft_additive.ms_at_{words}_words_{2 * SIDE}x{2 * SIDE}_regions"
+    figures.add(name, [1e3 * one for one in times])
 
 
-def _epoch(
-    sizes: Sizes, lengths: Mapping[int, int], attention: str, score: str, side: int = 7
-) -> tuple[list[float], float]:
-    """Seconds of an epoch with so many steps of every length, per repeat, and its operations."""
-    depth = 1280
-    encoder = build_encoder("efficientnet-lite0", 32 * side, weights="none")
+def _steps(
+    sizes: Sizes, lengths: Sequence[int], attention: str, score: str, side: int = SIDE
+) -> dict[int, list[float]]:
+    """Seconds of a training step by its number of words, per repeat."""
     model = Captioner(
-        encoder,
+        build_encoder("efficientnet-lite0", 32 * side, weights="none"),
         [f"word{number}" for number in range(sizes.vocabulary - 4)],
         units=sizes.units,
         attention_units=sizes.units,
@@ -283,9 +287,9 @@ def _epoch(
     model.compile(optimizer=optimizer, jit_compile=False)
     model.make_train_function()
     random = np.random.default_rng(1)
-    regions = tf.constant(random.random((sizes.batch, side * side, depth)), tf.float16)
-    seconds, flops = [0.0] * sizes.repeats, 0.0
-    for words, times in lengths.items():
+    regions = tf.constant(random.random((sizes.batch, side * side, DEPTH)), tf.float16)
+    seconds = {}
+    for words in lengths:
         shape = (sizes.batch, 5, words + 1)
         tokens = tf.constant(random.integers(4, sizes.vocabulary, shape), tf.int32)
         batch = ({"regions": regions, "tokens": tokens[:, :, :-1]}, tokens[:, :, 1:])
@@ -293,13 +297,8 @@ def _epoch(
         def step(batch: Any = batch) -> None:
             float(model.train_function(iter([batch]))["loss"])
 
-        for number, one in enumerate(_timed(step, sizes.repeats)):
-            seconds[number] += times * one
-        flops += times * step_flops(
-            *(sizes.batch, 5, words, side * side, depth, sizes.units, sizes.vocabulary),
-            *(attention, score),
-        )
-    return seconds, flops
+        seconds[words] = _timed(step, sizes.repeats)
+    return seconds
 
 
 # --- Captioning ----------------------------------------------------------------------------------
@@ -318,16 +317,10 @@ def _captioning(figures: _Figures, sizes: Sizes, photos: Sequence[Path]) -> None
 
         seconds = _timed(bulk, sizes.repeats)
         figures.rate(f"caption.{name}.photos_per_s", len(photos), seconds)
-    milliseconds = []
-    for number in range(sizes.single + 1):
-        photo = photos[number % len(photos)]
-        started = time.perf_counter()
-        for _ in describe_files(writer, [photo], BEAM_5):
-            pass
-        milliseconds.append(1e3 * (time.perf_counter() - started))
-    milliseconds = milliseconds[1:]  # the first one compiles
-    figures.add("caption.one_photo.median_ms", milliseconds)
-    figures.add("caption.one_photo.p95_ms", [float(np.percentile(milliseconds, 95))])
+    turns = itertools.cycle(photos)
+    seconds = _timed(lambda: list(describe_files(writer, [next(turns)], BEAM_5)), sizes.single)
+    figures.add("caption.one_photo.median_ms", [1e3 * one for one in seconds])
+    figures.add("caption.one_photo.p95_ms", [1e3 * float(np.percentile(seconds, 95))])
 
 
 # --- What starts a process -----------------------------------------------------------------------
@@ -380,11 +373,9 @@ def _run(command: Sequence[str]) -> tuple[float, float | None]:
 def _timed(action: Callable[[], object], repeats: int) -> list[float]:
     """Seconds that an action takes, per repeat, after once for warming up."""
     action()
-    return list(_each(action, repeats))
-
-
-def _each(action: Callable[[], object], repeats: int) -> Iterator[float]:
+    seconds = []
     for _ in range(repeats):
         started = time.perf_counter()
         action()
-        yield time.perf_counter() - started
+        seconds.append(time.perf_counter() - started)
+    return seconds

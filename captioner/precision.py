@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import tensorflow as tf
 
-__all__ = ["best_precision"]
+__all__ = ["best_precision", "product_seconds"]
 
 SIDE = 768  # a product of this size takes some milliseconds on a laptop
 REPEATS = 5
@@ -20,16 +20,20 @@ def best_precision() -> str:
     its own bfloat16 is emulated, and slower than float32. The fastest of some repeats counts, so
     that what else the machine does hardly matters.
     """
-    return "mixed_bfloat16" if _seconds(tf.float32) > GAIN * _seconds(tf.bfloat16) else "float32"
+    float32, bfloat16 = (
+        min(product_seconds(dtype, SIDE, REPEATS)) for dtype in (tf.float32, tf.bfloat16)
+    )
+    return "mixed_bfloat16" if float32 > GAIN * bfloat16 else "float32"
 
 
-def _seconds(dtype: tf.DType) -> float:
-    matrix = tf.cast(tf.random.stateless_normal((SIDE, SIDE), (1, 2)), dtype)
+def product_seconds(dtype: tf.DType, side: int, repeats: int) -> list[float]:
+    """Seconds that a product of two `side` x `side` matrices takes, per repeat."""
+    matrix = tf.cast(tf.random.stateless_normal((side, side), (1, 2)), dtype)
     product = tf.function(lambda x: tf.matmul(x, x), autograph=False)
     product(matrix)
     seconds = []
-    for _ in range(REPEATS):
+    for _ in range(repeats):
         started = time.perf_counter()
         product(matrix).numpy()
         seconds.append(time.perf_counter() - started)
-    return min(seconds)
+    return seconds
