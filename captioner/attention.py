@@ -13,7 +13,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras import ops
+
+from captioner.products import Kernel, product
 
 __all__ = [
     "SCORES",
@@ -42,9 +45,15 @@ def flat_matmul(x: Any, kernel: Any) -> Any:
     return ops.reshape(product, (*shape[:-1], kernel.shape[-1]))
 
 
-def weighted_sum(weights: Any, values: Any) -> Any:
-    """The third stage: `(B, C, L)` weights of `(B, L, D)` values give contexts `(B, C, D)`."""
-    return ops.matmul(ops.cast(weights, values.dtype), values)
+def weighted_sum(weights: Any, values: Any, transposed: Any = None) -> Any:
+    """The third stage: `(B, C, L)` weights of `(B, L, D)` values give contexts `(B, C, D)`.
+
+    Args:
+        weights: of every value.
+        values: what is summed.
+        transposed: `(B, D, L)`, the values again, for the way back: see `captioner.products`.
+    """
+    return product(ops.cast(weights, values.dtype), Kernel(values, transposed))
 
 
 class Score(keras.layers.Layer):
@@ -57,18 +66,27 @@ class Score(keras.layers.Layer):
     Returns:
         Scores `(B, C, L)`, not normalised.
 
-    Sub-classes split the work into `prepare(keys)`, once per source, and `compare(query,
-    prepared)`, once per query.
+    Sub-classes split the work into `prepare(keys)`, once per source, and `compare(projected,
+    prepared)`, once per query. Between them stands the product of the query with `query_kernel`,
+    apart because a decoder makes it together with other products.
+
+    Attributes:
+        query_kernel: `(Q, A)`; `None`: queries are compared as they are.
     """
+
+    query_kernel: Any = None
 
     def prepare(self, keys: Any) -> Any:
         raise NotImplementedError
 
-    def compare(self, query: Any, prepared: Any) -> Any:
+    def compare(self, projected: Any, prepared: Any) -> Any:
         raise NotImplementedError
 
+    def project(self, query: Any) -> Any:
+        return query if self.query_kernel is None else flat_matmul(query, self.query_kernel)
+
     def call(self, query: Any, keys: Any) -> Any:
-        return self.compare(query, self.prepare(keys))
+        return self.compare(self.project(query), self.prepare(keys))
 
     def get_config(self) -> dict[str, Any]:
         return dict(super().get_config())  # overridden, or Keras wants plain types as arguments
@@ -100,15 +118,37 @@ class AdditiveScore(Score):
     def prepare(self, keys: Any) -> Any:
         return flat_matmul(keys, self.key_kernel) + self.bias  # (B, L, A)
 
-    def compare(self, query: Any, prepared: Any) -> Any:
-        projected = flat_matmul(query, self.query_kernel)  # (B, C, A)
-        # Not by slicing with None, whose gradient copies.
-        prepared, projected = ops.expand_dims(prepared, 1), ops.expand_dims(projected, 2)
-        hidden = ops.tanh(prepared + projected)  # (B, C, L, A)
-        return ops.squeeze(flat_matmul(hidden, self.vector), -1)
+    def compare(self, projected: Any, prepared: Any) -> Any:
+        return _additive(prepared, projected, ops.reshape(self.vector, (-1,)))
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "units": self.units}
+
+
+@ops.custom_gradient
+def _additive(prepared: Any, projected: Any, vector: Any) -> Any:
+    """`tanh(prepared (B, L, A) + projected (B, C, A)) . vector (A,)`: scores `(B, C, L)`."""
+
+    def hidden() -> Any:  # (B, C, L, A)
+        return ops.tanh(ops.expand_dims(prepared, 1) + ops.expand_dims(projected, 2))
+
+    def gradient(*arguments: Any, upstream: Any = None) -> Any:
+        upstream = arguments[0] if upstream is None else upstream
+        # Made again, not kept: kept for every word it would be the most that training remembers.
+        # After `upstream`, or TensorFlow would see the same twice and keep it after all.
+        with tf.control_dependencies([upstream]):
+            again = hidden()
+        slope = 1 - again * again
+        weighted = ops.matmul(ops.expand_dims(upstream, 2), slope)  # (B, C, 1, A)
+        flat = ops.reshape(again, (-1, vector.shape[0]))
+        return (
+            ops.sum(slope * ops.expand_dims(upstream, -1), axis=1) * vector,
+            ops.squeeze(weighted, 2) * vector,
+            ops.reshape(ops.matmul(ops.transpose(flat), ops.reshape(upstream, (-1, 1))), (-1,)),
+        )
+
+    scores = flat_matmul(hidden(), ops.expand_dims(vector, -1))
+    return ops.squeeze(scores, -1), gradient
 
 
 @keras.saving.register_keras_serializable("captioner")
@@ -138,12 +178,10 @@ class DotScore(Score):
         self.key_kernel = self.add_weight(shape=(keys_shape[-1], self.units), name="key_kernel")
 
     def prepare(self, keys: Any) -> Any:
-        return keys if self.units is None else flat_matmul(keys, self.key_kernel)
+        return _as_kernel(keys if self.units is None else flat_matmul(keys, self.key_kernel))
 
-    def compare(self, query: Any, prepared: Any) -> Any:
-        if self.units is not None:
-            query = flat_matmul(query, self.query_kernel)
-        return ops.matmul(query, ops.swapaxes(prepared, -1, -2))
+    def compare(self, projected: Any, prepared: Any) -> Any:
+        return product(projected, prepared)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "units": self.units}
@@ -157,8 +195,8 @@ class ScaledDotScore(DotScore):
         units: as for `DotScore`.
     """
 
-    def compare(self, query: Any, prepared: Any) -> Any:
-        return super().compare(query, prepared) * (prepared.shape[-1] ** -0.5)
+    def compare(self, projected: Any, prepared: Any) -> Any:
+        return super().compare(projected, prepared) * (projected.shape[-1] ** -0.5)
 
 
 @keras.saving.register_keras_serializable("captioner")
@@ -170,10 +208,10 @@ class GeneralScore(Score):
         self.kernel = self.add_weight(shape=(keys_shape[-1], query_shape[-1]), name="kernel")
 
     def prepare(self, keys: Any) -> Any:
-        return flat_matmul(keys, self.kernel)  # (B, L, Q)
+        return _as_kernel(flat_matmul(keys, self.kernel))  # of (B, L, Q)
 
-    def compare(self, query: Any, prepared: Any) -> Any:
-        return ops.matmul(query, ops.swapaxes(prepared, -1, -2))
+    def compare(self, projected: Any, prepared: Any) -> Any:
+        return product(projected, prepared)
 
 
 @keras.saving.register_keras_serializable("captioner")
@@ -199,15 +237,21 @@ class CosineScore(DotScore):
         )
 
     def prepare(self, keys: Any) -> Any:
-        return _unit_length(super().prepare(keys))
+        keys = keys if self.units is None else flat_matmul(keys, self.key_kernel)
+        return _as_kernel(_unit_length(keys))
 
-    def compare(self, query: Any, prepared: Any) -> Any:
-        if self.units is not None:
-            query = flat_matmul(query, self.query_kernel)
-        return self.scale * ops.matmul(_unit_length(query), ops.swapaxes(prepared, -1, -2))
+    def compare(self, projected: Any, prepared: Any) -> Any:
+        return self.scale * super().compare(_unit_length(projected), prepared)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "strength": self.strength}
+
+
+def _as_kernel(keys: Any) -> Kernel:
+    """Keys `(B, L, A)` as what queries `(B, C, A)` are multiplied with."""
+    # Not `turned`, which gets no gradient: the product's gradient is of its matrix.
+    across = ops.swapaxes(keys, -1, -2)
+    return Kernel(tf.ensure_shape(across, across.shape), ops.stop_gradient(keys))
 
 
 def _unit_length(x: Any) -> Any:
@@ -261,17 +305,17 @@ class Attention(keras.layers.Layer):
     def build(self, query_shape: Any, keys_shape: Any, values_shape: Any = None) -> None:
         self.score.build(query_shape, keys_shape)
 
-    def log_weights(self, query: Any, prepared: Any, keys_mask: Any = None) -> Any:
+    def log_weights(self, projected: Any, prepared: Any, keys_mask: Any = None) -> Any:
         """Scores and softmax: log alpha, `(B, C, L)` float32.
 
         Args:
-            query: `(B, C, Q)`.
-            prepared: the keys, prepared by `self.score.prepare(keys)`.
+            projected: the queries, `self.score.project(query)`.
+            prepared: the keys, `self.score.prepare(keys)`.
             keys_mask: as in a call.
         """
         # float32, whatever the policy: in bfloat16 the weights would sum to 1 only within 1 %.
         # The logarithm, because hard attention needs it: log(softmax) would be -inf for weight 0.
-        scores = ops.cast(self.score.compare(query, prepared), "float32")
+        scores = ops.cast(self.score.compare(projected, prepared), "float32")
         if keys_mask is not None:
             scores = ops.where(keys_mask[:, None], scores, -1e9)
         return ops.log_softmax(scores, axis=-1)
@@ -279,7 +323,8 @@ class Attention(keras.layers.Layer):
     def call(
         self, query: Any, keys: Any, values: Any = None, keys_mask: Any = None
     ) -> tuple[Any, Any]:
-        weights = ops.exp(self.log_weights(query, self.score.prepare(keys), keys_mask))
+        projected, prepared = self.score.project(query), self.score.prepare(keys)
+        weights = ops.exp(self.log_weights(projected, prepared, keys_mask))
         return weighted_sum(weights, keys if values is None else values), weights
 
     def compute_mask(self, *inputs: Any, **masks: Any) -> None:

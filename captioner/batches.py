@@ -33,8 +33,9 @@ class Batches:
     """One epoch of training batches, in an order that epoch and seed decide.
 
     Item `i` is `(x, y)`: `x["regions"] (B, L, D)` float16, `x["tokens"] (B, C, T)` int32 previous
-    words, `y (B, C, T)` int32 next words; pads are 0. The last batch is filled up with rows of
-    pads, which weigh nothing, so that batches differ in `T` only.
+    words, `y (B, C, T)` int32 next words; pads are 0. A photo's captions stand in order of falling
+    length, so that training can leave pads out (`captioner.packing`). The last batch is filled up
+    with rows of pads, which weigh nothing, so that batches differ in `T` only.
 
     Args:
         features: regions on disk.
@@ -59,11 +60,12 @@ class Batches:
         kept = [number for number, captions in enumerate(rows) if captions]
         if not kept:
             raise ValueError("no caption has a word: there is nothing to train on")
-        self._rows = [rows[number] for number in kept]
+        self._rows = [sorted(rows[number], key=len, reverse=True) for number in kept]
         self._places = features.locate([examples[number].path for number in kept])
         self._captions = max(len(captions) for captions in self._rows)
-        longest = [max(len(row) - 1 for row in captions) for captions in self._rows]
+        longest = [len(captions[0]) - 1 for captions in self._rows]
         self._lengths = np.array([-(-length // LENGTH_STEP) * LENGTH_STEP for length in longest])
+        self._words = np.array([sum(map(len, captions)) for captions in self._rows])
         self._batch_photos = batch_photos
         self._seed = seed
         self._order: list[np.ndarray] = []
@@ -73,7 +75,9 @@ class Batches:
         """Draws the order of an epoch; `first_batch` leaves out what was done before a stop."""
         random = np.random.default_rng((self._seed, epoch))
         shuffled = random.permutation(len(self._rows))
-        by_length = shuffled[np.argsort(self._lengths[shuffled], kind="stable")]
+        # By the longest caption, which decides how often the loop runs, then by all of them.
+        order = np.lexsort((self._words[shuffled], self._lengths[shuffled]))  # stable
+        by_length = shuffled[order]
         size = self._batch_photos
         batches = [by_length[first : first + size] for first in range(0, len(by_length), size)]
         self._order = [batches[number] for number in random.permutation(len(batches))][first_batch:]

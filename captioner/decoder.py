@@ -7,39 +7,48 @@ Shapes: `B` photos, `C` captions per photo, `T` words, `L` regions, `D` region c
 keys; inside, `N = B * C` captions stand in one row so that every product is a 2-D one.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
+import tensorflow as tf
 from keras import ops
 
 from captioner.attention import SCORES, Attention, weighted_sum
+from captioner.packing import Packing
+from captioner.products import Kernel, late_gradient, product, turned
 
-__all__ = [
-    "ATTENTIONS",
-    "LOOKS",
-    "Decoder",
-    "DecoderState",
-    "Memory",
-    "StepOutput",
-    "late_gradients",
-]
+__all__ = ["ATTENTIONS", "LOOKS", "Decoder", "DecoderState", "Memory", "StepOutput"]
 
 ATTENTIONS = ("soft", "hard", "none")
 LOOKS = ("expected", "sampled", "argmax")
 
 
 class Memory(NamedTuple):
-    """What depends on the photo alone, computed once per photo.
+    """What does not change from word to word, computed once.
 
     Attributes:
-        regions: `(B, L, D)`, a_1..a_L of the paper.
-        keys: `(B, L, A)`, the regions prepared for the score function; the mean region
-            `(B, 1, D)` for a decoder without attention.
+        regions: `(B, L, D)`, a_1..a_L of the paper; without attention their mean, `(B, 1, D)`.
+        keys: `(B, L, A)`, the regions prepared for the score function; without attention what the
+            mean region gives the LSTM at every word, `(B, 1, 4H)`.
+        hidden_kernel: everything that h_{t-1} is multiplied with, side by side: for the query, the
+            gate and the LSTM, `(H, A + 1 + 4H)`; see `Decoder.begin`.
+        context_kernel: of the LSTM, `(D, 4H)`.
+        transposed: `(B, D, L)`, the regions, for the way back of whole captions; else `None`.
     """
 
     regions: Any
     keys: Any
+    hidden_kernel: Kernel
+    context_kernel: Kernel
+    transposed: Any = None
+
+    def for_whole_captions(self) -> "Memory":
+        """Prepared for a loop whose kernels get their gradient after it."""
+        return self._replace(
+            hidden_kernel=self.hidden_kernel.for_late_gradient(),
+            context_kernel=self.context_kernel.for_late_gradient(),
+            transposed=turned(self.regions),
+        )
 
 
 class DecoderState(NamedTuple):
@@ -98,13 +107,17 @@ class Decoder(keras.layers.Layer):
     Call arguments:
         regions: `(B, L, D)`.
         tokens: `(B, C, T)` int, previous words: `<start>` first; pads may follow the end.
+        words: `(B, C, T)` bool, where a next word is wanted. The others' logits are left out, and
+            what follows a caption's end is hardly computed at all.
         expected_share: for hard attention, a scalar in place of the one it was made with.
 
     Returns:
         A dict: `logits (B, C, T, V)`, and unless attention is `none`, `attention (B, C, T, L)`,
         always alpha, never the samples, and `gate (B, C, T)`. While hard attention trains, also
         `log_chosen (B, C, T)`, log alpha of the region drawn, and `drawn (B,)`, 0 for the photos
-        that trained with the expected context.
+        that trained with the expected context. Where `words` are given, logits are those of the R
+        words alone, `(R, V)`, `place (R,)` says which of the `B * C * T` they are, and elsewhere
+        the others are arbitrary or 0.
     """
 
     def __init__(
@@ -194,10 +207,16 @@ class Decoder(keras.layers.Layer):
             training: whether dropout is on.
         """
         mean = ops.mean(regions, axis=1)  # (B, D)
-        attend = self.attention
-        keys = mean[:, None] if attend is None else attend.score.prepare(regions)
+        # As tensors: a variable inside `product` would get its gradient there.
+        context_kernel = tf.identity(self.context_kernel)
+        if self.attention is None:
+            keys = ops.matmul(mean, context_kernel)[:, None]
+            attended = mean[:, None]
+        else:
+            keys = self.attention.score.prepare(regions)
+            attended = regions
+        memory = Memory(attended, keys, Kernel(self._hidden_kernel()), Kernel(context_kernel))
         mean = self.drop_mean(mean, training=training)
-        memory = Memory(regions, keys)
         hidden, cell = self.initial_hidden(mean), self.initial_cell(mean)
         return memory, DecoderState(
             ops.repeat(hidden, captions, axis=0), ops.repeat(cell, captions, axis=0)
@@ -217,27 +236,33 @@ class Decoder(keras.layers.Layer):
         """
         shape = ops.shape(tokens)
         embedded = self.embedding(ops.reshape(tokens, (-1,)))  # (N, E)
-        projected = ops.matmul(embedded, self.word_kernel)
-        state, context, seen = self._advance(
-            embedded, projected, state, memory, self._kernels(), look
-        )
-        logits = self._logits(embedded, state.hidden, context)
+        added = self._beside(embedded, self._of_words(embedded))
+        state, context, seen = self._advance(embedded, added, state, memory, look)
+        logits = self.head_words(self._mixed(embedded, state.hidden, context))
         logits = ops.reshape(logits, (*shape, self.vocabulary_size))
         return StepOutput(logits, state, seen.get("attention"), seen.get("gate"))
 
     def call(
-        self, regions: Any, tokens: Any, training: bool = False, expected_share: Any = None
+        self,
+        regions: Any,
+        tokens: Any,
+        training: bool = False,
+        words: Any = None,
+        expected_share: Any = None,
     ) -> dict[str, Any]:
         regions = ops.cast(regions, self.compute_dtype)
         photos, captions, length = ops.shape(tokens)
         # An unrolled loop needs to know how often: Captioner.make_train_function sees to that.
-        if not isinstance(length, int):
-            raise ValueError("the number of words must be known: give tokens a static shape")
+        if not isinstance(length, int) or not isinstance(captions, int):
+            raise ValueError(
+                "the numbers of captions and of words must be known: give tokens a static shape"
+            )
+        packing = Packing((photos, captions, length), words)
         memory, state = self.begin(regions, captions, training)
-        embedded = self.embedding(ops.reshape(tokens, (-1, length)))  # (N, T, E)
+        of_context, of_hidden = memory.context_kernel.matrix, memory.hidden_kernel.matrix
+        memory = memory.for_whole_captions()
+        embedded = self.embedding(packing.pack(tokens))  # (M, E)
         embedded = self.drop_embedding(embedded, training=training)
-        words = ops.reshape(embedded, (-1, self.embedding_units))
-        projected = ops.reshape(ops.matmul(words, self.word_kernel), (-1, length, 4 * self.units))
         outputs, look, drawn = {}, "expected", None
         if training and self.attention_kind == "hard":
             coin = keras.random.uniform((photos, 1, 1), seed=self.random)
@@ -245,46 +270,76 @@ class Decoder(keras.layers.Layer):
             drawn = ops.cast(coin >= ops.cast(share, "float32"), "float32")
             outputs["drawn"] = drawn[:, 0, 0]
             look = "sampled"
-        kernels = self._kernels()
+        before: list[Any] = []  # h_{t-1} of every step
+        after: list[Any] = []
         contexts: list[Any] = []
-        hiddens, seen = [state.hidden], []
-        projected = late_gradients(projected, kernels, (contexts, hiddens))
-        kernels = tuple(ops.stop_gradient(kernel) for kernel in kernels)
-        # Unstacked, not sliced: the gradient of a slice is as large as what it was cut from.
-        steps = zip(
-            ops.unstack(embedded, length, 1), ops.unstack(projected, length, 1), strict=True
-        )
-        for word, projected_word in steps:
-            state, context, seen_now = self._advance(
-                word, projected_word, state, memory, kernels, look, drawn
-            )
-            hiddens.append(state.hidden)
+        seen = []
+        added = self._of_words(embedded)
+        if self.attention is not None:
+            added = late_gradient(added, of_context, contexts)
+        added = late_gradient(self._beside(embedded, added), of_hidden, before)
+        steps = zip(packing.steps(embedded), packing.steps(added), strict=True)
+        for number, (word, added_now) in enumerate(steps):
+            state = DecoderState(*(packing.narrowed(part, number) for part in state))
+            before.append(state.hidden)
+            state, context, seen_now = self._advance(word, added_now, state, memory, look, drawn)
+            after.append(state.hidden)
             contexts.append(context)
             seen.append(seen_now)
-        logits = self._logits(
-            words,
-            ops.reshape(ops.stack(hiddens[1:], axis=1), (-1, self.units)),
-            ops.reshape(ops.stack(contexts, axis=1), (-1, regions.shape[-1])),
-            training,
-        )
-        outputs["logits"] = ops.reshape(logits, (photos, captions, length, self.vocabulary_size))
+        hidden, context = ops.concatenate(after, axis=0), ops.concatenate(contexts, axis=0)
+        mixed = self._mixed(embedded, hidden, context, training)
+        mixed, place = packing.only_words(mixed)
+        logits = self.head_words(mixed)  # eq. 7: L_o
+        if words is None:
+            shape = (photos * captions * length, self.vocabulary_size)
+            logits = ops.scatter(place[:, None], logits, shape)
+            logits = ops.reshape(logits, (photos, captions, length, self.vocabulary_size))
+        else:
+            outputs["place"] = place
+        outputs["logits"] = logits
         for name in seen[0]:
-            outputs[name] = ops.stack([seen_now[name] for seen_now in seen], axis=2)
+            outputs[name] = packing.spread([seen_now[name] for seen_now in seen])
         return outputs
 
-    def _kernels(self) -> tuple[Any, Any]:
-        """Those of the context and of the recurrence, cast once for all steps."""
-        return ops.convert_to_tensor(self.context_kernel), ops.convert_to_tensor(
-            self.recurrent_kernel
-        )
+    @property
+    def _query_units(self) -> int:
+        """How wide a projected query is; 0 where queries are compared as they are."""
+        kernel = None if self.attention is None else self.attention.score.query_kernel
+        return 0 if kernel is None else kernel.shape[1]
+
+    def _hidden_kernel(self) -> Any:
+        """All that h is multiplied with: [query | gate | LSTM]."""
+        kernels = []
+        if self._query_units:
+            kernels.append(self.attention.score.query_kernel[: self.units])
+        if self.attention is not None:
+            kernels.append(self.gate.kernel)
+        kernels.append(self.recurrent_kernel)
+        return ops.concatenate([ops.cast(one, self.compute_dtype) for one in kernels], axis=1)
+
+    def _of_words(self, embedded: Any) -> Any:
+        """What words alone give the LSTM, `(N, E)` to `(N, 4H)`."""
+        return ops.matmul(embedded, self.word_kernel) + self.lstm_bias
+
+    def _beside(self, embedded: Any, of_words: Any) -> Any:
+        """What is added to h times its kernel: for query and gate, beside what words give."""
+        rows, parts = ops.shape(embedded)[0], []
+        if self._query_units:
+            if self.word_query:
+                kernel = ops.convert_to_tensor(self.attention.score.query_kernel)[self.units :]
+                parts.append(ops.matmul(embedded, kernel))
+            else:
+                parts.append(ops.zeros((rows, self._query_units), embedded.dtype))
+        if self.attention is not None:
+            parts.append(ops.repeat(ops.cast(self.gate.bias, embedded.dtype)[None], rows, axis=0))
+        return ops.concatenate([*parts, of_words], axis=1)
 
     def _advance(
         self,
         word: Any,
-        projected: Any,
+        added: Any,
         state: DecoderState,
         memory: Memory,
-        kernels: tuple[Any, Any],
         look: str = "expected",
         drawn: Any = None,
     ) -> tuple[DecoderState, Any, dict[str, Any]]:
@@ -292,10 +347,9 @@ class Decoder(keras.layers.Layer):
 
         Args:
             word: `(N, E)`, the previous word's embedding.
-            projected: `(N, 4H)`, it times `word_kernel`.
+            added: `(N, A + 1 + 4H)`, from `_beside`.
             state: h_{t-1}, c_{t-1}.
-            memory: what depends on the photo alone.
-            kernels: from `_kernels`.
+            memory: what does not change from word to word.
             look: as for `step`.
             drawn: `(B, 1, 1)`, 0 for photos that see the expected context although `look` says
                 `sampled`; `None` for none of them.
@@ -306,13 +360,22 @@ class Decoder(keras.layers.Layer):
         """
         photos, depth = ops.shape(memory.regions)[0], memory.regions.shape[-1]
         seen: dict[str, Any] = {}
+        # It looks first: query and gate are of h_{t-1}.
+        mixed = added + product(state.hidden, memory.hidden_kernel)
         if self.attention is None:
-            captions = ops.shape(projected)[0] // photos
-            context = ops.reshape(ops.repeat(memory.keys, captions, axis=1), (-1, depth))
+            captions = ops.shape(mixed)[0] // photos
+            context, lstm = (
+                ops.reshape(ops.repeat(one, captions, axis=1), (-1, one.shape[-1]))
+                for one in (memory.regions, memory.keys)
+            )
+            lstm = mixed + lstm
         else:
-            query = state.hidden  # h_{t-1}: it looks first
-            if self.word_query:
-                query = ops.concatenate([query, word], axis=-1)
+            units = self._query_units
+            query, beta, lstm = ops.split(mixed, [units, units + 1], axis=1)
+            if not units:
+                query = state.hidden
+                if self.word_query:
+                    query = ops.concatenate([query, word], axis=-1)
             query = ops.reshape(query, (photos, -1, query.shape[-1]))
             log_alpha = self.attention.log_weights(query, memory.keys)
             seen["attention"] = weights = ops.exp(log_alpha)
@@ -322,17 +385,12 @@ class Decoder(keras.layers.Layer):
                     seen["log_chosen"] = ops.sum(chosen * log_alpha, axis=-1)
                 # No gradient flows through a choice: it is estimated in `captioner.reinforce`.
                 weights = chosen if drawn is None else drawn * chosen + (1 - drawn) * weights
-            context = ops.reshape(weighted_sum(weights, memory.regions), (-1, depth))
-            beta = self.gate(state.hidden)  # (N, 1): one scalar per word
-            context = beta * context
+            context = weighted_sum(weights, memory.regions, memory.transposed)
+            beta = ops.sigmoid(beta)  # (N, 1): one scalar per word
+            context = beta * ops.reshape(context, (-1, depth))
             seen["gate"] = ops.cast(ops.reshape(beta, (photos, -1)), "float32")
-        preactivation = (
-            projected
-            + ops.matmul(context, kernels[0])
-            + ops.matmul(state.hidden, kernels[1])
-            + self.lstm_bias
-        )
-        input_gate, forget_gate, candidate, output_gate = ops.split(preactivation, 4, axis=-1)
+            lstm = lstm + product(context, memory.context_kernel)
+        input_gate, forget_gate, candidate, output_gate = ops.split(lstm, 4, axis=-1)
         cell = ops.sigmoid(forget_gate) * state.cell + ops.sigmoid(input_gate) * ops.tanh(candidate)
         hidden = ops.sigmoid(output_gate) * ops.tanh(cell)
         return DecoderState(hidden, cell), context, seen
@@ -352,11 +410,11 @@ class Decoder(keras.layers.Layer):
             number = ops.reshape(number, ops.shape(log_alpha)[:-1])
         return ops.one_hot(number, regions, dtype="float32")
 
-    def _logits(self, embedded: Any, hidden: Any, context: Any, training: bool = False) -> Any:
-        """Deep output layer, eq. 7: `L_o tanh(E y_{t-1} + L_h h_t + L_z z_t)`, rows `(…, V)`."""
+    def _mixed(self, embedded: Any, hidden: Any, context: Any, training: bool = False) -> Any:
+        """Deep output layer, eq. 7: `tanh(E y_{t-1} + L_h h_t + L_z z_t)`, rows `(N, E)`."""
         hidden = self.drop_hidden(hidden, training=training)
         mixed = ops.tanh(embedded + self.head_hidden(hidden) + self.head_context(context))
-        return self.head_words(self.drop_head(mixed, training=training))
+        return self.drop_head(mixed, training=training)
 
     def get_config(self) -> dict[str, Any]:
         return {
@@ -371,37 +429,6 @@ class Decoder(keras.layers.Layer):
             "expected_share": self.expected_share,
             "word_query": self.word_query,
         }
-
-
-def late_gradients(added: Any, kernels: Sequence[Any], inputs: Sequence[Sequence[Any]]) -> Any:
-    """`added` itself, which takes the kernels' gradients along.
-
-    A kernel that a loop of T steps multiplies with has T gradients, each as large as itself, to be
-    written and added up. But all that the steps multiplied with it is at hand once the loop is
-    over, and then its gradient is one product.
-
-    Args:
-        added: `(N, T, M)`: what step t adds to its products with the kernels, `added[:, t]`.
-        kernels: each `(K, M)`; in the loop they are used without their gradient.
-        inputs: for each kernel a list, which the loop fills: step t multiplies `inputs[i][t]`,
-            `(N, K)`, with kernel i.
-    """
-
-    @ops.custom_gradient
-    def tie(added: Any, *kernels: Any) -> Any:
-        def gradient(*arguments: Any, upstream: Any = None) -> Any:
-            upstream = arguments[0] if upstream is None else upstream
-            length, width = upstream.shape[1:]
-            flat = ops.reshape(upstream, (-1, width))
-            gradients = []
-            for kernel, steps in zip(kernels, inputs, strict=True):
-                rows = ops.reshape(ops.stack(steps[:length], axis=1), (-1, kernel.shape[0]))
-                gradients.append(ops.matmul(ops.transpose(rows), flat))
-            return upstream, *gradients
-
-        return added, gradient
-
-    return tie(added, *kernels)
 
 
 @keras.saving.register_keras_serializable("captioner")

@@ -19,7 +19,7 @@ from captioner.errors import InputError
 from captioner.files import replacing
 from captioner.localizer import Localizer, teaching_loss
 from captioner.reinforce import BASELINE_POSITIONS, rewards, surrogate, updated_baseline
-from captioner.text import PAD, Vocabulary
+from captioner.text import END, PAD, Vocabulary
 
 __all__ = ["Captioner", "load_model", "save_model"]
 
@@ -49,7 +49,7 @@ class Captioner(keras.Model):
         tokens: `(B, C, T)` int: `<start>`, then the words; pads may follow.
 
     Returns:
-        The dict of `Decoder.call`.
+        The dict of `Decoder.call`; while training, with the logits of words alone.
 
     `fit` wants `x = {"regions": …, "tokens": tokens[:, :, :-1]}` and `y = tokens[:, :, 1:]`.
     """
@@ -188,7 +188,10 @@ class Captioner(keras.Model):
     def call(self, inputs: dict[str, Any], training: bool = False) -> dict[str, Any]:
         regions, _ = self.relate(ops.cast(self._regions(inputs), self.compute_dtype), training)
         share = self.expected_share if self.decoder.attention_kind == "hard" else None
-        return self.decoder(regions, inputs["tokens"], training=training, expected_share=share)
+        tokens, words = inputs["tokens"], None
+        if training:  # nothing is learned from what follows an end
+            words = ops.logical_and(ops.not_equal(tokens, PAD), ops.not_equal(tokens, END))
+        return self.decoder(regions, tokens, training=training, words=words, expected_share=share)
 
     def train_as_soft(self, soft: bool) -> None:
         """Of hard attention: whether all photos train with the expected context for now."""
@@ -213,16 +216,23 @@ class Captioner(keras.Model):
         """
         real = ops.cast(ops.not_equal(y, PAD), "float32")  # (B, C, T)
         number_of_words = ops.maximum(ops.sum(real), 1.0)
-        logits = ops.cast(y_pred["logits"], "float32")
-        losses = ops.sparse_categorical_crossentropy(y, logits, from_logits=True)
-        loss = ops.sum(losses * real) / number_of_words
+        logits = ops.cast(ops.reshape(y_pred["logits"], (-1, len(self.vocabulary))), "float32")
+        place = y_pred.get("place")
+        targets, counted = ops.reshape(y, (-1,)), ops.reshape(real, (-1,))
+        if place is not None:  # not quite all of them count: that after a caption's cut does not
+            targets, counted = ops.take(targets, place), ops.take(counted, place)
+        losses = ops.sparse_categorical_crossentropy(targets, logits, from_logits=True) * counted
+        loss = ops.sum(losses) / number_of_words
         self.word_loss.update_state(loss, sample_weight=number_of_words)
         if self.label_smoothing and training:
             uniform = ops.logsumexp(logits, axis=-1) - ops.mean(logits, axis=-1)
             share = self.label_smoothing
-            loss = (1 - share) * loss + share * ops.sum(uniform * real) / number_of_words
+            loss = (1 - share) * loss + share * ops.sum(uniform * counted) / number_of_words
         if training and "drawn" in y_pred:
-            loss = loss + self._hard_loss(-losses * real, real, y_pred) / number_of_words
+            if place is not None:
+                losses = ops.scatter(place[:, None], losses, (ops.size(real),))
+            log_likelihood = -ops.reshape(losses, ops.shape(real))
+            loss = loss + self._hard_loss(log_likelihood, real, y_pred) / number_of_words
         if self.has_attention and self.regularizer:
             # Words after the end look nowhere: only real words count (REFERENCE.md, section 2).
             looked = ops.sum(y_pred["attention"] * real[..., None], axis=2)  # (B, C, L)

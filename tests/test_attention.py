@@ -1,18 +1,24 @@
 """Score functions and attention, against values worked out by hand."""
 
+from collections.abc import Callable
+from typing import Any
+
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import ops
 
 from captioner.attention import (
     SCORES,
+    AdditiveScore,
     Attention,
     Positions,
     SelfAttention,
     flat_matmul,
     weighted_sum,
 )
+from captioner.products import turned
 
 # B=1, C=1, L=2, Q=D=2
 QUERY = np.array([[[1.0, 2.0]]], "float32")
@@ -188,3 +194,53 @@ def test_positions_by_hand() -> None:
     added = np.asarray(layer(values)) - values
     for channel in range(5):
         np.testing.assert_allclose(added[1, :, channel], [11, 12, 13, 21, 22, 23], atol=1e-5)
+
+
+# B=2, C=3, L=5, A=7, Q=11, D=13
+B, C, L, A, Q, D = 2, 3, 5, 7, 11, 13
+
+
+def test_the_gradient_of_the_additive_score_is_tensorflows() -> None:
+    """It is written by hand, because it makes the tanh again instead of keeping it."""
+    layer = AdditiveScore(A)
+    layer.build((B, C, Q), (B, L, D))
+    random = np.random.default_rng(5)
+    shapes = ((B, L, A), (B, C, A), (A, 1), (B, C, L))
+    prepared, projected, vector, upstream = (
+        tf.constant(random.normal(size=shape), tf.float32) for shape in shapes
+    )
+    layer.vector.assign(vector)
+
+    def gradients(compare: Callable[..., Any]) -> list[Any]:
+        with tf.GradientTape() as tape:
+            tape.watch([prepared, projected])
+            total = tf.reduce_sum(compare(projected, prepared) * upstream)
+        return tape.gradient(total, [prepared, projected, layer.vector.value])
+
+    def plain(projected: Any, prepared: Any) -> Any:
+        hidden = tf.tanh(prepared[:, None] + projected[:, :, None])
+        return (hidden @ layer.vector)[..., 0]
+
+    np.testing.assert_allclose(
+        layer.compare(projected, prepared), plain(projected, prepared), rtol=1e-5, atol=1e-6
+    )
+    for mine, other in zip(gradients(layer.compare), gradients(plain), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
+
+
+def test_the_gradient_of_a_sum_with_values_written_out_is_the_same() -> None:
+    random = np.random.default_rng(6)
+    weights, values, upstream = (
+        tf.constant(random.normal(size=shape), tf.float32)
+        for shape in ((B, C, L), (B, L, D), (B, C, D))
+    )
+
+    def gradients(transposed: Any) -> list[Any]:
+        with tf.GradientTape() as tape:
+            tape.watch([weights, values])
+            total = tf.reduce_sum(weighted_sum(weights, values, transposed) * upstream)
+        return tape.gradient(total, [weights, values])
+
+    written_out = turned(values)
+    for mine, other in zip(gradients(written_out), gradients(None), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)

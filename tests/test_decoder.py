@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from captioner.decoder import Decoder, late_gradients
+from captioner.decoder import Decoder
 
 # B=2 photos, C=3 captions, T=4 words, L=6 regions, D=7 channels, H=11, A=5, E=13, V=17
 B, C, T, L, D, H, A, E, V = 2, 3, 4, 6, 7, 11, 5, 13, 17
@@ -241,37 +241,6 @@ def test_unknown_kinds(arguments: dict[str, str], message: str) -> None:
         Decoder(V, **arguments)
 
 
-def test_late_gradients_are_those_of_every_step_added_up() -> None:
-    random = np.random.default_rng(4)
-    # N=2 rows, T=3 steps, K=5 inputs, M=7
-    x, added = (
-        tf.constant(random.normal(size=size), tf.float32) for size in ((3, 2, 5), (2, 3, 7))
-    )
-    first, second = (tf.constant(random.normal(size=size), tf.float32) for size in ((5, 7), (7, 7)))
-
-    def loss(late: bool) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        with tf.GradientTape() as tape:
-            tape.watch([added, first, second])
-            inputs, states = [], [tf.zeros((2, 7))]
-            kernels = (first, second)
-            offsets = added
-            if late:
-                offsets = late_gradients(added, kernels, (inputs, states))
-                kernels = tuple(map(tf.stop_gradient, kernels))
-            for step in range(3):
-                inputs.append(x[step])
-                product = x[step] @ kernels[0] + states[-1] @ kernels[1]
-                states.append(tf.tanh(offsets[:, step] + product))
-            total = tf.reduce_sum(tf.stack(states[1:]) ** 2 * tf.range(1.0, 8.0))
-        return total, tape.gradient(total, [added, first, second])
-
-    for run in (loss, tf.function(loss, autograph=False)):
-        (value, gradients), (plain, expected) = run(True), run(False)
-        np.testing.assert_array_equal(value, plain)
-        for mine, other in zip(gradients, expected, strict=True):
-            np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("word_query", [False, True])
 def test_gradients_are_those_of_the_loss(
     regions: np.ndarray, tokens: np.ndarray, word_query: bool
@@ -298,3 +267,40 @@ def test_gradients_are_those_of_the_loss(
         expected = (losses[0] - losses[1]) / 0.02
         slope = float(tf.reduce_sum(tf.convert_to_tensor(gradient) * direction))
         assert slope == pytest.approx(expected, rel=0.03, abs=0.002), weight.path
+
+
+@pytest.mark.parametrize("attention", ["soft", "none"])
+@pytest.mark.parametrize("score", ["additive", "general"])
+def test_words_alone_give_the_same_losses_and_gradients(
+    regions: np.ndarray, tokens: np.ndarray, attention: str, score: str
+) -> None:
+    """Captions of 4, 2 and 3 words, and of 1, 3 and none: in no order of length."""
+    layer = decoder(attention=attention, score=score)
+    lengths = np.array([[4, 2, 3], [1, 3, 0]])
+    words = np.arange(T) < lengths[..., None]  # (B, C, T)
+    place = np.flatnonzero(words)
+    weights = layer.trainable_weights
+
+    def run(packed: bool) -> tuple[dict, list]:
+        with tf.GradientTape() as tape:
+            if packed:
+                outputs = layer(regions, tokens, words=tf.constant(words))
+                logits = tf.gather(outputs["logits"], tf.argsort(outputs["place"]))
+            else:
+                outputs = layer(regions, tokens)
+                logits = tf.gather(tf.reshape(outputs["logits"], (-1, V)), place)
+            total = tf.reduce_sum(logits**2)
+            if attention == "soft":
+                total += tf.reduce_sum(outputs["attention"][words] ** 2)
+        return {**outputs, "logits": logits}, tape.gradient(total, weights)
+
+    (packed, gradients), (plain, expected) = run(True), run(False)
+    assert sorted(packed["place"].numpy()) == place.tolist()
+    np.testing.assert_allclose(packed["logits"], plain["logits"], rtol=1e-4, atol=1e-5)
+    if attention == "soft":
+        for name in ("attention", "gate"):
+            assert packed[name].shape == plain[name].shape
+            np.testing.assert_allclose(packed[name][words], plain[name][words], rtol=1e-4)
+    for weight, mine, other in zip(weights, gradients, expected, strict=True):
+        mine, other = tf.convert_to_tensor(mine), tf.convert_to_tensor(other)
+        np.testing.assert_allclose(mine, other, rtol=1e-3, atol=1e-4, err_msg=weight.path)

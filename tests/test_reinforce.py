@@ -118,7 +118,8 @@ def exact_parts(model: Captioner) -> tuple[dict[str, np.ndarray], dict[str, np.n
                 for position in range(2):
                     previous = TOKENS[:, :, position]
                     query = ops.reshape(state.hidden, (1, 1, 7))
-                    log_alpha = decoder.attention.log_weights(query, memory.keys)
+                    projected = decoder.attention.score.project(query)
+                    log_alpha = decoder.attention.log_weights(projected, memory.keys)
                     log_s += log_alpha[0, 0, sequence[position]]
                     output = decoder.step(previous, state, memory, look="argmax")
                     state = output.state
