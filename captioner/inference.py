@@ -1,5 +1,6 @@
 """Photos to captions: the only road from a checkpoint to a `Caption`."""
 
+import dataclasses
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import resources
@@ -13,7 +14,7 @@ from PIL import Image
 from captioner import search
 from captioner.caption import Caption
 from captioner.config import SearchConfig
-from captioner.decoder import LOOKS, DecoderState, Memory
+from captioner.decoder import DecoderState
 from captioner.errors import InputError
 from captioner.evidence import evidence_maps
 from captioner.features import BATCH_PHOTOS, load_squares
@@ -58,68 +59,80 @@ class Writer:
 
     def __init__(self, model: Captioner) -> None:
         self.model = model
-        # Traced once for all numbers of photos and beams: tracing costs more than a caption.
-        self._encode = tf.function(model.encode, reduce_retracing=True, autograph=False)
-        self._begin = tf.function(model.begin, reduce_retracing=True, autograph=False)
-        self._steps = {
-            look: tf.function(
-                functools.partial(self._log_step, look), reduce_retracing=True, autograph=False
-            )
-            for look in LOOKS
-        }
+        self._encode = tf.function(
+            model.encode,
+            input_signature=[tf.TensorSpec((None, *model.encoder.input_shape[1:]), tf.uint8)],
+            autograph=False,
+        )
+        self._encoded = 0
+        self._searches: dict[SearchConfig, Any] = {}
 
-    def encode(self, squares: np.ndarray) -> np.ndarray:
-        """Regions `(B, L, D)` of squares `(B, size, size, 3)`."""
-        if len(squares) == 1:  # tracing costs more than one photo
+    def encode(self, squares: np.ndarray) -> Any:
+        """Regions `(B, L, D)` of squares `(B, size, size, 3)`, uint8."""
+        # Tracing takes as long as some photos: a command that is given one is done before.
+        self._encoded += len(squares)
+        if self._encoded == 1:
             return self.model.encode(tf.constant(squares))
         return self._encode(squares)
 
     def write(self, regions: Any, options: SearchConfig) -> list[list[search.Hypothesis]]:
         """Captions of regions `(B, L, D)`: for every photo its `n_best`, best first."""
+        if options.seed < 0:
+            raise InputError(f"seed is {options.seed}: it must be at least 0")
         self.model.decoder.reseed(options.seed)
-        memory, state = self._begin(tf.cast(regions, tf.float32))
+        key = dataclasses.replace(options, seed=0)
+        if key not in self._searches:  # traced once for all numbers of photos
+            self._searches[key] = tf.function(
+                functools.partial(self._search, key),
+                input_signature=[
+                    tf.TensorSpec((None, *self.model.encoder.output_shape[1:])),
+                    tf.TensorSpec((), tf.int32),
+                ],
+                autograph=False,
+            )
+        found = self._searches[key](tf.cast(regions, tf.float32), tf.constant(options.seed))
+        return search.hypotheses(found)
+
+    def _search(self, options: SearchConfig, regions: Any, seed: Any) -> search.Found:
+        """From regions to what a search found, one graph."""
+        memory, state = self.model.begin(regions)
+        decoder = self.model.decoder
+
+        def step(tokens: Any, state: Any, photos: Any) -> search.StepOutput:
+            shape = tf.shape(tokens)
+            flat = DecoderState(*(tf.reshape(part, (-1, part.shape[-1])) for part in state))
+            output = decoder.step(tokens, flat, memory._replace(**photos), options.look)
+            beams = DecoderState(
+                *(tf.reshape(part, (*tf.unstack(shape), part.shape[-1])) for part in output.state)
+            )
+            return search.StepOutput(
+                tf.nn.log_softmax(output.logits), beams, output.attention, output.gate
+            )
+
+        initial = tf.nest.map_structure(lambda part: part[:, None], state)  # (B, 1, H)
         arguments: dict[str, Any] = {
+            "memory": {"regions": memory.regions, "keys": memory.keys},
+            "regions": memory.regions.shape[1] if self.model.has_attention else None,
             "start": START,
             "end": END,
             "banned": (PAD, START, UNKNOWN),
             "max_words": options.max_words,
             "length_penalty": options.length_penalty,
         }
-        step = functools.partial(self._search_step, self._steps[options.look], memory)
-        initial = tuple(part.numpy()[:, None] for part in state)  # (B, 1, H)
         if options.sample:
-            top_p = 1.0 if options.top_p is None else options.top_p
             return search.sample(
                 step,
                 initial,
                 temperature=options.temperature,
                 top_k=options.top_k,
-                top_p=top_p,
-                seed=options.seed,
+                top_p=1.0 if options.top_p is None else options.top_p,
+                seed=seed,
                 count=options.n_best,
                 **arguments,
             )
         if options.beam == 1 and options.n_best == 1:
             return search.greedy(step, initial, **arguments)
         return search.beam(step, initial, beam=options.beam, n_best=options.n_best, **arguments)
-
-    @staticmethod
-    def _search_step(
-        log_step: Any, memory: Memory, tokens: np.ndarray, state: search.State
-    ) -> search.StepOutput:
-        photos, beams = tokens.shape
-        flat = DecoderState(*(part.reshape(photos * beams, -1) for part in state))
-        log_probabilities, flat, attention, gate = log_step(tokens, flat, memory)
-        return search.StepOutput(
-            log_probabilities.numpy(),
-            tuple(part.numpy().reshape(photos, beams, -1) for part in flat),
-            None if attention is None else attention.numpy(),
-            None if gate is None else gate.numpy(),
-        )
-
-    def _log_step(self, look: str, tokens: Any, state: DecoderState, memory: Memory) -> Any:
-        output = self.model.decoder.step(tokens, state, memory, look)
-        return tf.nn.log_softmax(output.logits), output.state, output.attention, output.gate
 
     def extras(self, regions: Any, hypotheses: Sequence[search.Hypothesis]) -> list[dict[str, Any]]:
         """What a `Caption` carries on request: evidence and self-attention maps.

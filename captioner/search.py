@@ -1,8 +1,8 @@
 """How the words of a caption are chosen: greedily, by sampling, or by beam search.
 
 Nothing here knows a model. A `Step` callback reads the previous words and says how likely every
-next word is; the functions below choose, and hand back `Hypothesis` objects, best first. Letters:
-`B` photos, `K` beams (or samples) per photo, `V` vocabulary, `L` regions, `T` words.
+next word is; the functions below choose, and `hypotheses` reads what they found, best first.
+Letters: `B` photos, `K` beams (or samples) per photo, `V` vocabulary, `L` regions, `T` words.
 
 All three rank by one length rule (Wu et al. 2016, section 7, in its plain form):
 
@@ -13,56 +13,81 @@ probability alone, which favours short captions; 1 by the mean per token. Finish
 before unfinished ones, whose scores lack the end token's log p, and equal scores rank by age, then
 by the lower slot and token id, so that an answer never depends on the sorting algorithm.
 
-Shapes stay `(B, K, ...)` from the first word to the last, finished photos included, so that a
-compiled step is traced once.
+A search is TensorFlow from the first word to the last: inside a `tf.function` it is one graph,
+outside it runs step by step, and the callback may then compute with anything. Photos that are done
+leave: steps are made for those that are not, as rows `R <= B`.
 """
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 
 from captioner.errors import InputError
 
 __all__ = [
     "DEFAULT_LENGTH_PENALTY",
+    "Found",
     "Hypothesis",
-    "State",
     "Step",
     "StepOutput",
     "beam",
     "greedy",
+    "hypotheses",
     "length_rule",
     "sample",
 ]
 
 DEFAULT_LENGTH_PENALTY = 0.7
-
-_NOTHING_ALLOWED = "the step gave every allowed next word probability 0: no caption is possible"
-
-State = tuple[np.ndarray, ...]
-"""Whatever changes from word to word: arrays `(B, K, ...)`."""
+LEAVE = 0.75  # done photos leave together, once no more than this share of the rows is left
 
 
 class StepOutput(NamedTuple):
     """What a step says about the next word of every beam.
 
     Attributes:
-        log_probabilities: `(B, K, V)`, normalised log p of the next word.
+        log_probabilities: `(R, K, V)`, normalised log p of the next word.
         state: the state after reading the previous words.
-        attention: `(B, K, L)`, the map used for the next word; `None` without attention.
-        gate: `(B, K)`, beta for the next word; `None` without attention.
+        attention: `(R, K, L)`, the map used for the next word; `None` without attention.
+        gate: `(R, K)`, beta for the next word; `None` without attention.
     """
 
-    log_probabilities: np.ndarray
-    state: State
-    attention: np.ndarray | None
-    gate: np.ndarray | None
+    log_probabilities: Any
+    state: Any
+    attention: Any
+    gate: Any
 
 
-Step = Callable[[np.ndarray, State], StepOutput]
-"""`step(tokens, state)`: tokens are the previous words, `(B, K)` int32."""
+Step = Callable[[Any, Any, Any], StepOutput]
+"""`step(tokens, state, memory)`: tokens are the previous words, `(R, K)` int32; the state, any
+structure of tensors `(R, K, ...)`, is what changes from word to word; the memory, any structure of
+tensors `(R, ...)`, is what belongs to a photo and does not change."""
+
+
+class Found(NamedTuple):
+    """What a search found, as tensors: for `hypotheses` to read.
+
+    Attributes:
+        scores: `(B, N)`, of every caption by the length rule; -inf where there is none.
+        lengths: `(B, N)`, words.
+        slots: `(B, N)`, beam that held the caption after its last word.
+        finished: `(B, N)`, whether it ended by the end token.
+        wanted: how many of them are asked for at most.
+        steps: what every step chose, `(T, B, K, ...)` each: `_Choices`.
+        nan: number of words after which the step gave NaN, or -1.
+        stuck: whether no word was allowed somewhere.
+    """
+
+    scores: Any
+    lengths: Any
+    slots: Any
+    finished: Any
+    wanted: Any
+    steps: "_Choices"
+    nan: Any
+    stuck: Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +122,9 @@ def length_rule(length_penalty: float) -> str:
 
 def greedy(
     step: Step,
-    state: State,
+    state: Any,
+    memory: Any = (),
+    regions: int | None = None,
     *,
     start: int,
     end: int,
@@ -105,12 +132,14 @@ def greedy(
     max_words: int,
     min_words: int = 1,
     length_penalty: float = DEFAULT_LENGTH_PENALTY,
-) -> list[list[Hypothesis]]:
+) -> Found:
     """The most probable word, every time.
 
     Args:
         step: the model.
-        state: arrays `(B, 1, ...)`, before the first word.
+        state: tensors `(B, 1, ...)`, before the first word.
+        memory: tensors `(B, ...)`, what the step needs of every photo.
+        regions: `L`, if maps and gates are to be kept.
         start: token id given to the step as the word before the first.
         end: token id that ends a caption.
         banned: token ids never emitted (pad, start, unknown).
@@ -119,23 +148,24 @@ def greedy(
         length_penalty: see the module; it changes the score, not the words.
 
     Returns:
-        For each of the `B` photos, a list of its one hypothesis.
+        One caption for each of the `B` photos.
 
     Raises:
         InputError: an option is out of range.
-        ValueError: the step returned NaN, or gives every allowed word probability 0.
     """
     limits = _Limits(start, end, banned, min_words, max_words, length_penalty)
 
-    def most_probable(log_probabilities: np.ndarray) -> np.ndarray:
-        return log_probabilities.argmax(axis=-1)
+    def most_probable(log_probabilities: Any, words: Any, rows: Any) -> Any:
+        return tf.argmax(log_probabilities, axis=-1, output_type=tf.int32)
 
-    return _roll_out(step, state, 1, most_probable, limits)
+    return _roll_out(step, state, memory, regions, 1, most_probable, limits)
 
 
 def sample(
     step: Step,
-    state: State,
+    state: Any,
+    memory: Any = (),
+    regions: int | None = None,
     *,
     start: int,
     end: int,
@@ -145,10 +175,10 @@ def sample(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float = 1.0,
-    seed: int = 0,
+    seed: Any = 0,
     count: int = 1,
     length_penalty: float = DEFAULT_LENGTH_PENALTY,
-) -> list[list[Hypothesis]]:
+) -> Found:
     """Words drawn from the model's distribution, sharpened and truncated as asked.
 
     In order: banned words go, log p is divided by `temperature`, the `top_k` most probable words
@@ -157,50 +187,57 @@ def sample(
     captions, but a photo's draws depend on its place in the batch.
 
     Args:
-        step, state, start, end, banned, max_words, min_words, length_penalty: as in `greedy`.
+        step, state, memory, regions, start, end, banned, max_words, min_words, length_penalty:
+            as in `greedy`.
         temperature: above 0; below 1 sharpens, above 1 flattens.
         top_k: how many words may be drawn; `None` for all.
         top_p: probability, in (0, 1], that the words which may be drawn must reach; 1 for all.
-        seed: of the random numbers.
+        seed: of the random numbers: an int, or a scalar tensor.
         count: samples per photo; they may repeat.
 
     Returns:
-        For each of the `B` photos, its `count` hypotheses, best first.
+        `count` captions for each of the `B` photos.
 
     Raises:
         InputError: an option is out of range.
-        ValueError: the step returned NaN, or gives every allowed word probability 0.
     """
     limits = _Limits(start, end, banned, min_words, max_words, length_penalty)
     _require(temperature > 0, "temperature", temperature, "above 0")
     _require(top_k is None or top_k >= 1, "top_k", top_k, "at least 1")
     _require(0 < top_p <= 1, "top_p", top_p, "above 0 and at most 1")
-    _require(seed >= 0, "seed", seed, "at least 0")
+    _require(not isinstance(seed, int) or seed >= 0, "seed", seed, "at least 0")
     _require(count >= 1, "count", count, "at least 1")
-    generator = np.random.default_rng(seed)
+    photos = tf.shape(tf.nest.flatten(state)[0])[0]
 
-    def draw(log_probabilities: np.ndarray) -> np.ndarray:
-        # Divided after the maximum is taken off, so that a tiny temperature cannot overflow.
-        likelihood = np.exp(
-            (log_probabilities - log_probabilities.max(axis=-1, keepdims=True)) / temperature
-        )
+    def draw(log_probabilities: Any, words: Any, rows: Any) -> Any:
+        # Divided after the maximum is taken off, so that a tiny temperature cannot overflow. Sums
+        # over V are drawn from: float64 whatever the model's.
+        sharp = tf.cast(log_probabilities, tf.float64)
+        sharp = (sharp - tf.reduce_max(sharp, axis=-1, keepdims=True)) / temperature
+        likelihood = tf.exp(sharp)
         if top_k is not None:
             likelihood = _keep_top_k(likelihood, top_k)
         if top_p < 1:
             likelihood = _keep_top_p(likelihood, top_p)
-        cumulative = likelihood.cumsum(axis=-1)
-        total = cumulative[..., -1:]
+        cumulative = tf.cumsum(likelihood, axis=-1)
+        # For all photos, whoever is done, or a photo's draws would depend on its neighbours'.
+        uniform = tf.random.stateless_uniform(
+            (photos, count), tf.stack([tf.cast(seed, tf.int32), words]), dtype=tf.float64
+        )
         # Inverse of the distribution function; below the total even when rounding says otherwise.
-        threshold = generator.random(total.shape) * total
-        threshold = np.minimum(threshold, np.nextafter(total, 0))
-        return (cumulative <= threshold).sum(axis=-1)
+        total = cumulative[..., -1:]
+        threshold = tf.gather(uniform, rows)[..., None] * total
+        threshold = tf.minimum(threshold, tf.math.nextafter(total, tf.zeros_like(total)))
+        return tf.reduce_sum(tf.cast(cumulative <= threshold, tf.int32), axis=-1)
 
-    return _roll_out(step, state, count, draw, limits)
+    return _roll_out(step, state, memory, regions, count, draw, limits)
 
 
 def beam(
     step: Step,
-    state: State,
+    state: Any,
+    memory: Any = (),
+    regions: int | None = None,
     *,
     start: int,
     end: int,
@@ -210,7 +247,7 @@ def beam(
     beam: int = 5,
     n_best: int = 1,
     length_penalty: float = DEFAULT_LENGTH_PENALTY,
-) -> list[list[Hypothesis]]:
+) -> Found:
     """The best captions that keeping `beam` beginnings at a time can find.
 
     At every step each live beam may end, which puts it into the photo's pool of the `n_best`
@@ -223,76 +260,141 @@ def beam(
     where the length rule would prefer to end earlier or later.
 
     Args:
-        step, state, start, end, banned, max_words, min_words: as in `greedy`.
+        step, state, memory, regions, start, end, banned, max_words, min_words: as in `greedy`.
         beam: `K`, how many beginnings are kept.
-        n_best: how many captions to return for each photo.
+        n_best: how many captions to find for each photo.
         length_penalty: see the module.
 
     Returns:
-        For each of the `B` photos, its `n_best` hypotheses, all different, best first; fewer only
-        where fewer exist.
+        `n_best` captions for each of the `B` photos, all different; fewer only where fewer exist.
 
     Raises:
         InputError: an option is out of range.
-        ValueError: the step returned NaN, or gives every allowed word probability 0.
     """
     limits = _Limits(start, end, banned, min_words, max_words, length_penalty)
     _require(beam >= 1, "beam", beam, "at least 1")
     _require(1 <= n_best <= beam, "n_best", n_best, f"from 1 to the beam size, {beam}")
     if beam == 1:
         return greedy(
-            step,
-            state,
-            start=start,
-            end=end,
-            banned=banned,
-            max_words=max_words,
-            min_words=min_words,
-            length_penalty=length_penalty,
-        )
-    photos = state[0].shape[0]
-    state = _repeat(state, beam)
-    tokens = np.full((photos, beam), start, np.int32)
+            step, state, memory, regions, start=start, end=end, banned=banned,
+            max_words=max_words, min_words=min_words, length_penalty=length_penalty,
+        )  # fmt: skip
+    rows = _Rows.all(state, memory, start, beam)
+    photos = tf.shape(rows.number)[0]
     # All beams begin alike: one lives, or each caption would be found `beam` times.
-    live = np.full((photos, beam), -np.inf)  # (B, K), sum of log p
-    live[:, 0] = 0.0
-    pool = _Pool.empty(photos, n_best)
-    history = _History()
-    for words in range(max_words + 1):
-        output = step(tokens, state)
-        log_probabilities = limits.allowed(output.log_probabilities, words)  # (B, K, V)
-        pool = pool.merge(limits.score(live + log_probabilities[:, :, end], words + 1), words)
-        if words == max_words:
-            break
-        log_probabilities[:, :, end] = -np.inf
-        totals = (live[:, :, None] + log_probabilities).reshape(photos, -1)  # (B, K * V)
-        chosen, live = _top(totals, beam)
+    first = tf.where(tf.range(beam) == 0, 0.0, -np.inf)
+    live = tf.cast(tf.broadcast_to(first, (photos, beam)), tf.float64)  # sum of log p
+    nothing = tf.fill((photos, n_best), tf.constant(-np.inf, tf.float64))
+    zeros = tf.zeros((photos, n_best), tf.int32)
+    pool = _Pool(nothing, zeros, zeros)
+    every_slot = tf.range(beam)
+
+    def body(words, rows, live, pool, lives, log, nan):  # type: ignore[no-untyped-def]
+        output = _as_tensors(step(rows.tokens, rows.state, rows.memory))
+        log_probabilities = output.log_probabilities  # (R, K, V)
+        nan = tf.where(tf.reduce_any(tf.math.is_nan(log_probabilities)), words, nan)
+        last = words == max_words
+        where = rows.number[:, None]
+        # Sums over words are ranked: float64 whatever the model's.
+        ending = tf.cast(log_probabilities[:, :, end], tf.float64)
+        ending = tf.where(words < min_words, tf.constant(-np.inf, tf.float64), ending)
+        ended = limits.score(live + ending, words + 1)
+        slots = tf.broadcast_to(every_slot, tf.shape(ended))
+        mine = _Pool(*(tf.gather(part, rows.number) for part in pool))
+        mine = mine.merged(_Pool(ended, tf.fill(tf.shape(ended), words), slots))
+        pool = _Pool(*(
+            tf.tensor_scatter_nd_update(old, where, new)
+            for old, new in zip(pool, mine, strict=True)
+        ))  # fmt: skip
+
+        # The best continuations are among every beam's own best.
+        allowed = log_probabilities + limits.mask(log_probabilities, False)
+        width = min(beam, allowed.shape[-1])
+        values, following = tf.math.top_k(allowed, width)  # (R, K, width), ties: the lower token
+        values, following = (
+            tf.reshape(part, (-1, beam * width))
+            for part in (tf.cast(values, tf.float64), following)
+        )
+        totals = tf.repeat(live, width, axis=1) + values
+        better, chosen = tf.math.top_k(totals, beam)  # ties: the lower slot
+        live = tf.where(last, live, better)  # at the last step nothing goes on
+        lives = tf.tensor_scatter_nd_update(lives, where, live)
+        parents = chosen // width
+        tokens = tf.gather(following, chosen, batch_dims=1)
+        of_word = tf.gather(values, chosen, batch_dims=1)
+        choices = _Choices(parents, tokens, of_word, output.attention, output.gate)
+        log = log.write(words, rows, photos, choices)
+        state = tf.nest.map_structure(
+            lambda part: tf.gather(part, parents, batch_dims=1), output.state
+        )
         # Log p is at most 0 and the divisor grows with length: nothing can score above this.
         reachable = limits.score(live[:, 0], max_words + 1)
-        if (pool.scores[:, -1] >= reachable).all():
-            break
-        parents, following = np.divmod(chosen, log_probabilities.shape[-1])
-        tokens = following.astype(np.int32)
-        word_log_probabilities = np.take_along_axis(
-            log_probabilities.reshape(photos, -1), chosen, axis=1
-        )
-        history.append(parents, tokens, word_log_probabilities, output)
-        state = _select(output.state, parents)
+        done = tf.logical_or(mine.scores[:, -1] >= reachable, last)
+        rows, (live,) = rows._replace(tokens=tokens, state=state).without(done, (live,))
+        return words + 1, rows, live, pool, lives, log, nan
 
+    lives = tf.fill((photos, beam), tf.constant(-np.inf, tf.float64))
+    _, _, _, pool, lives, log, nan = _while(
+        lambda words, rows, live, pool, lives, log, nan: (tf.size(rows.number) > 0) & (nan < 0),
+        body,
+        (
+            tf.constant(0),
+            rows,
+            live,
+            pool,
+            lives,
+            _Log.empty(rows, regions, limits),
+            tf.constant(-1),
+        ),
+    )
+    # Unfinished captions, cut off at `max_words`, only fill what the pool leaves empty.
+    cut = lives[:, :n_best]
+    shape = tf.shape(cut)
+    return Found(
+        scores=tf.concat([pool.scores, limits.score(cut, max_words)], axis=1),
+        lengths=tf.concat([pool.lengths, tf.fill(shape, max_words)], axis=1),
+        slots=tf.concat([pool.slots, tf.broadcast_to(every_slot[:n_best], shape)], axis=1),
+        finished=tf.concat([tf.fill(shape, True), tf.fill(shape, False)], axis=1),
+        wanted=n_best,
+        steps=log.read(),
+        nan=nan,
+        stuck=tf.constant(False),
+    )
+
+
+def hypotheses(found: Found) -> list[list[Hypothesis]]:
+    """The captions of every photo, best first.
+
+    Raises:
+        ValueError: the step returned NaN, or gave every allowed word probability 0.
+    """
+    nan, stuck = int(found.nan), bool(found.stuck)
+    if nan >= 0:
+        raise ValueError(f"the step returned NaN log probabilities after {nan} words")
+    scores, lengths, slots, finished = (
+        np.asarray(part) for part in (found.scores, found.lengths, found.slots, found.finished)
+    )
+    steps = _Choices(*(None if part is None else np.asarray(part) for part in found.steps))
     captions = []
-    for photo in range(photos):
-        found = [
-            history.hypothesis(photo, slot, length, score, finished=True)
-            for score, length, slot in pool.ranked(photo)
+    for photo in range(len(scores)):
+        # Sorting is stable: equal scores stay in the order of age and slot.
+        order = np.lexsort((-scores[photo], ~finished[photo]))
+        best = [
+            steps.read(
+                photo,
+                int(slots[photo, place]),
+                int(lengths[photo, place]),
+                float(scores[photo, place]),
+                bool(finished[photo, place]),
+            )
+            for place in order
+            if scores[photo, place] > -np.inf
         ]
-        # Unfinished captions, cut off at `max_words`, only fill what the pool leaves empty.
-        for slot in range(n_best - len(found)):
-            if live[photo, slot] > -np.inf:
-                score = float(limits.score(live[photo, slot], max_words))
-                found.append(history.hypothesis(photo, slot, max_words, score, finished=False))
-        if not found:
-            raise ValueError(_NOTHING_ALLOWED)
-        captions.append(found)
+        if not best or stuck:
+            raise ValueError(
+                "the step gave every allowed next word probability 0: no caption is possible"
+            )
+        captions.append(best[: int(found.wanted)])
     return captions
 
 
@@ -320,205 +422,244 @@ class _Limits:
         if self.end in self.banned:
             raise ValueError(f"the end token {self.end} is banned: no caption could finish")
 
-    def allowed(self, log_probabilities: np.ndarray, words: int) -> np.ndarray:
-        """A `(B, K, V)` copy in which tokens not allowed after `words` words are at -inf."""
-        # Sums over words are ranked, and sums over V drawn from: float64 whatever the model's.
-        allowed = np.array(log_probabilities, np.float64)
-        if np.isnan(allowed).any():
-            raise ValueError(f"the step returned NaN log probabilities after {words} words")
-        allowed[:, :, list(self.banned)] = -np.inf
-        if words < self.min_words:
-            allowed[:, :, self.end] = -np.inf
-        return allowed
+    def mask(self, log_probabilities: Any, may_end: Any) -> Any:
+        """`(V,)`: what to add to log p: -inf for tokens that are not allowed, else 0."""
+        token = tf.range(log_probabilities.shape[-1])
+        forbidden = tf.reduce_any(token[:, None] == tf.constant(list(self.banned)), axis=1)
+        forbidden |= (token == self.end) & tf.logical_not(may_end)
+        return tf.cast(tf.where(forbidden, -np.inf, 0.0), log_probabilities.dtype)
 
-    def score(self, total: np.ndarray, tokens: int) -> np.ndarray:
-        return total / tokens**self.length_penalty
+    def score(self, total: Any, tokens: Any) -> Any:
+        return total / tf.cast(tokens, tf.float64) ** self.length_penalty
 
 
-@dataclass
-class _History:
+class _Rows(NamedTuple):
+    """The photos that are not done."""
+
+    number: Any  # (R,), which of the B photos
+    tokens: Any  # (R, K), the last words
+    state: Any  # of tensors (R, K, ...)
+    memory: Any  # of tensors (R, ...)
+
+    @classmethod
+    def all(cls, state: Any, memory: Any, start: int, count: int) -> "_Rows":
+        state, memory = (tf.nest.map_structure(tf.convert_to_tensor, x) for x in (state, memory))
+        photos = tf.shape(tf.nest.flatten(state)[0])[0]
+        state = tf.nest.map_structure(
+            lambda part: tf.tile(part, [1, count] + [1] * (len(part.shape) - 2)), state
+        )
+        return cls(tf.range(photos), tf.fill((photos, count), start), state, memory)
+
+    def without(self, done: Any, others: Any) -> tuple["_Rows", Any]:
+        """Lets those who are done go, if they are many: that copies all the others' memory.
+
+        Args:
+            done: `(R,)` bool.
+            others: more tensors `(R, ...)`.
+        """
+        everything = (self, others)
+        left = tf.where(tf.logical_not(done))[:, 0]
+        count = tf.shape(left)[0]
+        few = tf.cast(count, tf.float32) <= LEAVE * tf.cast(tf.shape(done)[0], tf.float32)
+        return tf.cond(  # type: ignore[no-any-return]
+            few,
+            lambda: tf.nest.map_structure(lambda part: tf.gather(part, left), everything),
+            lambda: everything,
+        )
+
+
+class _Choices(NamedTuple):
     """Every step's choices, and from which slot each came, to be read back from the end."""
 
-    parents: list[np.ndarray] = field(default_factory=list)  # each (B, K)
-    tokens: list[np.ndarray] = field(default_factory=list)  # each (B, K)
-    log_probabilities: list[np.ndarray] = field(default_factory=list)  # each (B, K)
-    attention: list[np.ndarray] = field(default_factory=list)  # each (B, K, L), or empty
-    gate: list[np.ndarray] = field(default_factory=list)  # each (B, K), or empty
+    parents: Any  # (T, B, K)
+    tokens: Any  # (T, B, K)
+    log_probabilities: Any  # (T, B, K)
+    attention: Any  # (T, B, K, L), or None
+    gate: Any  # (T, B, K), or None
 
-    def append(
-        self,
-        parents: np.ndarray,
-        tokens: np.ndarray,
-        log_probabilities: np.ndarray,
-        output: StepOutput,
-    ) -> None:
-        self.parents.append(parents)
-        self.tokens.append(tokens)
-        self.log_probabilities.append(log_probabilities)
-        if output.attention is not None:
-            self.attention.append(np.asarray(output.attention))
-        if output.gate is not None:
-            self.gate.append(np.asarray(output.gate))
-
-    def hypothesis(
-        self, photo: int, slot: int, length: int, score: float, finished: bool
-    ) -> Hypothesis:
+    def read(self, photo: int, slot: int, length: int, score: float, finished: bool) -> Hypothesis:
         """The caption of `length` words that ended up in `slot` after its last word."""
         path = [slot]  # the caption's slot after words T, T - 1, ..., 0
-        for parents in reversed(self.parents[:length]):
-            path.append(int(parents[photo, path[-1]]))
+        for word in reversed(range(length)):
+            path.append(int(self.parents[word, photo, path[-1]]))
         path.reverse()
-        before, after = path[:-1], path[1:]
-
-        def read(steps: Sequence[np.ndarray], slots: list[int]) -> np.ndarray:
-            return np.stack([steps[word][photo, k] for word, k in enumerate(slots)])
-
+        words, before, after = np.arange(length), np.array(path[:-1], int), np.array(path[1:], int)
         return Hypothesis(
-            tokens=tuple(read(self.tokens, after).tolist()),
-            log_probabilities=read(self.log_probabilities, after),
+            tokens=tuple(self.tokens[words, photo, after].tolist()),
+            log_probabilities=self.log_probabilities[words, photo, after],
             score=score,
             finished=finished,
             # A word's map is what its parent looked at when it chose the word.
-            attention=read(self.attention, before) if self.attention else None,
-            gate=read(self.gate, before) if self.gate else None,
+            attention=None if self.attention is None else self.attention[words, photo, before],
+            gate=None if self.gate is None else self.gate[words, photo, before],
         )
+
+
+class _Log(NamedTuple):
+    """`_Choices` while they are made: a `tf.TensorArray` for each."""
+
+    arrays: Any
+
+    @classmethod
+    def empty(cls, rows: _Rows, regions: int | None, limits: _Limits) -> "_Log":
+        shape = (None, rows.tokens.shape[1])
+        shapes = [(tf.int32, shape), (tf.int32, shape), (tf.float64, shape)]
+        if regions is not None:
+            shapes += [(tf.float32, (*shape, regions)), (tf.float32, shape)]
+        return cls(tuple(
+            tf.TensorArray(dtype, limits.max_words + 1, element_shape=shape)
+            for dtype, shape in shapes
+        ))  # fmt: skip
+
+    def write(self, words: Any, rows: _Rows, photos: Any, choices: _Choices) -> "_Log":
+        """Adds the choices `(R, K, ...)` of a step, those of `rows` among all `photos`."""
+
+        def of_all(values: Any) -> Any:  # 0 for those who are done
+            values = tf.convert_to_tensor(values)
+            shape = tf.concat([[photos], tf.shape(values)[1:]], axis=0)
+            return tf.scatter_nd(rows.number[:, None], values, shape)
+
+        # Without maps there are fewer arrays than choices.
+        return _Log(tuple(
+            array.write(words, of_all(values))
+            for array, values in zip(self.arrays, choices, strict=False)
+        ))  # fmt: skip
+
+    def read(self) -> _Choices:
+        stacked = [array.stack() for array in self.arrays]
+        return _Choices(*stacked, *[None] * (5 - len(stacked)))
 
 
 class _Pool(NamedTuple):
     """The best finished captions of every photo, best first; empty places score -inf."""
 
-    scores: np.ndarray  # (B, n_best)
-    lengths: np.ndarray  # (B, n_best), words
-    slots: np.ndarray  # (B, n_best), beam that held the caption when it ended
+    scores: Any  # (B, n_best)
+    lengths: Any  # (B, n_best), words
+    slots: Any  # (B, n_best), beam that held the caption when it ended
 
-    @classmethod
-    def empty(cls, photos: int, n_best: int) -> "_Pool":
-        places = np.zeros((photos, n_best), np.intp)
-        return cls(np.full(places.shape, -np.inf), places, places)
-
-    def merge(self, scores: np.ndarray, length: int) -> "_Pool":
-        """Lets the `(B, K)` captions that end after `length` words compete for the places."""
-        entries = _Pool(
-            scores,
-            np.full(scores.shape, length),
-            np.broadcast_to(np.arange(scores.shape[1]), scores.shape),
-        )
-        joined = [np.concatenate(pair, axis=1) for pair in zip(self, entries, strict=True)]
-        best = np.argsort(-joined[0], axis=1, kind="stable")[:, : self.scores.shape[1]]
-        return _Pool(*(np.take_along_axis(values, best, axis=1) for values in joined))
-
-    def ranked(self, photo: int) -> list[tuple[float, int, int]]:
-        """`(score, length, slot)` of a photo's finished captions, best first."""
-        rows = zip(self.scores[photo], self.lengths[photo], self.slots[photo], strict=True)
-        return [(float(score), int(n), int(slot)) for score, n, slot in rows if score > -np.inf]
+    def merged(self, entries: "_Pool") -> "_Pool":
+        """Lets more captions compete for the places."""
+        joined = [tf.concat(pair, axis=1) for pair in zip(self, entries, strict=True)]
+        scores, best = tf.math.top_k(joined[0], self.scores.shape[1])  # ties: the older one
+        return _Pool(scores, *(tf.gather(part, best, batch_dims=1) for part in joined[1:]))
 
 
 def _roll_out(
     step: Step,
-    state: State,
+    state: Any,
+    memory: Any,
+    regions: int | None,
     count: int,
-    choose: Callable[[np.ndarray], np.ndarray],
+    choose: Callable[[Any, Any, Any], Any],
     limits: _Limits,
-) -> list[list[Hypothesis]]:
-    """`count` captions per photo, each following one choice per word: `(B, K, V) -> (B, K)`."""
-    photos = state[0].shape[0]
-    state = _repeat(state, count)
-    tokens = np.full((photos, count), limits.start, np.int32)
-    totals = np.zeros((photos, count))  # sum of log p
-    lengths = np.full((photos, count), limits.max_words)
-    finished = np.zeros((photos, count), bool)
-    slots = np.broadcast_to(np.arange(count), (photos, count))
-    history = _History()
-    for words in range(limits.max_words + 1):
-        output = step(tokens, state)
-        log_probabilities = limits.allowed(output.log_probabilities, words)
-        # What has ended ends again, at no cost.
-        log_probabilities[finished] = -np.inf
-        log_probabilities[finished, limits.end] = 0.0
-        last = words == limits.max_words
-        if not last and (log_probabilities.max(axis=-1) == -np.inf).any():
-            raise ValueError(_NOTHING_ALLOWED)
-        tokens = choose(log_probabilities).astype(np.int32)
-        chosen = np.take_along_axis(log_probabilities, tokens[:, :, None], axis=2)[:, :, 0]
-        ends = (tokens == limits.end) & ~finished
-        lengths[ends] = words
-        finished |= ends
-        if last:
-            totals += np.where(ends, chosen, 0.0)
-            break
-        totals += chosen
-        if finished.all():
-            break
-        history.append(slots, tokens, chosen, output)
-        state = output.state
+) -> Found:
+    """`count` captions per photo, each following one choice per word.
 
-    captions = []
-    for photo in range(photos):
-        found = [
-            history.hypothesis(
-                photo,
-                slot,
-                int(lengths[photo, slot]),
-                float(
-                    limits.score(totals[photo, slot], lengths[photo, slot] + finished[photo, slot])
-                ),
-                finished=bool(finished[photo, slot]),
-            )
-            for slot in range(count)
-        ]
-        captions.append(sorted(found, key=lambda each: (not each.finished, -each.score)))
-    return captions
-
-
-def _repeat(state: State, count: int) -> State:
-    """`(B, 1, ...) -> (B, count, ...)`."""
-    return tuple(np.repeat(np.asarray(part), count, axis=1) for part in state)
-
-
-def _select(state: State, slots: np.ndarray) -> State:
-    """Moves the state in slot `slots[b, k]` to slot `k`."""
-    photos = np.arange(len(slots))[:, None]
-    return tuple(np.asarray(part)[photos, slots] for part in state)
-
-
-def _top(values: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Each row's largest values, best first, ties by the lower index.
-
-    For the few that a search keeps, taking the maximum that often is ten times as fast as a
-    partition of `(N, M)`, and says which of equal values is taken.
-
-    Returns:
-        Their indices and the values, both `(N, count)`. Once a row has nothing left above -inf,
-        an index may repeat; its value is then -inf.
+    Args:
+        choose: tokens `(R, K)` by allowed log p `(R, K, V)`, the number of words so far, and which
+            of the photos they are, `(R,)`.
     """
-    rest = values.copy()
-    rows = np.arange(len(values))
-    indices = np.empty((len(values), count), np.intp)
-    largest = np.empty((len(values), count), values.dtype)
-    for place in range(count):
-        best = rest.argmax(axis=1)
-        indices[:, place] = best
-        largest[:, place] = rest[rows, best]
-        rest[rows, best] = -np.inf
-    return indices, largest
+    rows = _Rows.all(state, memory, limits.start, count)
+    photos = tf.shape(rows.number)[0]
+    slots = tf.broadcast_to(tf.range(count), (photos, count))
+    totals = tf.zeros((photos, count), tf.float64)  # sum of log p
+    nobody = tf.fill((photos, count), False)
+    everyone = (totals, tf.fill((photos, count), limits.max_words), nobody)
+
+    def body(words, rows, totals, finished, everyone, log, nan, stuck):  # type: ignore[no-untyped-def]
+        output = _as_tensors(step(rows.tokens, rows.state, rows.memory))
+        log_probabilities = output.log_probabilities
+        nan = tf.where(tf.reduce_any(tf.math.is_nan(log_probabilities)), words, nan)
+        last = words == limits.max_words
+        allowed = log_probabilities + limits.mask(log_probabilities, words >= limits.min_words)
+        # What has ended ends again, at no cost.
+        token = tf.range(allowed.shape[-1])
+        again = tf.cast(tf.where(token == limits.end, 0.0, -np.inf), allowed.dtype)
+        allowed = tf.where(finished[:, :, None], again, allowed)
+        dead = tf.reduce_any(tf.reduce_max(allowed, axis=-1) == -np.inf)
+        stuck = tf.logical_or(stuck, tf.logical_and(dead, tf.logical_not(last)))
+        tokens = choose(allowed, words, rows.number)
+        chosen = tf.cast(tf.gather(allowed, tokens, batch_dims=2), tf.float64)
+        ends = tf.logical_and(tokens == limits.end, tf.logical_not(finished))
+        finished = tf.logical_or(finished, ends)
+        # At the last step nothing but an ending counts.
+        counts = tf.logical_or(ends, tf.logical_not(last))
+        totals += tf.where(counts, chosen, tf.zeros_like(chosen))
+        where = rows.number[:, None]
+        lengths = tf.where(ends, words, tf.gather(everyone[1], rows.number))
+        everyone = tuple(
+            tf.tensor_scatter_nd_update(old, where, new)
+            for old, new in zip(everyone, (totals, lengths, finished), strict=True)
+        )
+        parents = tf.gather(slots, rows.number)
+        choices = _Choices(parents, tokens, chosen, output.attention, output.gate)
+        log = log.write(words, rows, photos, choices)
+        done = tf.logical_or(tf.reduce_all(finished, axis=1), last)
+        rows = rows._replace(tokens=tokens, state=output.state)
+        rows, (totals, finished) = rows.without(done, (totals, finished))
+        return words + 1, rows, totals, finished, everyone, log, nan, stuck
+
+    _, _, _, _, everyone, log, nan, stuck = _while(
+        lambda words, rows, totals, finished, everyone, log, nan, stuck: (
+            (tf.size(rows.number) > 0) & (nan < 0) & ~stuck
+        ),
+        body,
+        (
+            tf.constant(0),
+            rows,
+            totals,
+            nobody,
+            everyone,
+            _Log.empty(rows, regions, limits),
+            tf.constant(-1),
+            tf.constant(False),
+        ),
+    )
+    totals, lengths, finished = everyone
+    tokens = lengths + tf.cast(finished, tf.int32)
+    return Found(
+        limits.score(totals, tokens), lengths, slots, finished, count, log.read(), nan, stuck
+    )
 
 
-def _keep_top_k(likelihood: np.ndarray, top_k: int) -> np.ndarray:
+def _while(goes_on: Callable[..., Any], body: Callable[..., Any], first: Any) -> Any:
+    """`tf.while_loop` whose tensors may lose rows."""
+
+    def invariant(value: Any) -> Any:
+        if isinstance(value, tf.TensorArray):
+            return tf.TensorShape(None)
+        return tf.TensorShape([None, *value.shape[1:]] if value.shape.rank else [])
+
+    return tf.while_loop(
+        goes_on,
+        body,
+        first,
+        shape_invariants=tf.nest.map_structure(invariant, first),
+        parallel_iterations=1,
+    )
+
+
+def _as_tensors(output: StepOutput) -> StepOutput:
+    return StepOutput(*(
+        None if part is None else tf.nest.map_structure(tf.convert_to_tensor, part)
+        for part in output
+    ))  # fmt: skip
+
+
+def _keep_top_k(likelihood: Any, top_k: int) -> Any:
     """Sets all but the `top_k` largest of the last axis to 0, ties by the lower index."""
-    rows = likelihood.reshape(-1, likelihood.shape[-1])
-    indices, largest = _top(rows, min(top_k, rows.shape[-1]))
-    kept = np.zeros_like(rows)
-    np.put_along_axis(kept, indices, largest, axis=1)
-    return kept.reshape(likelihood.shape)
+    words = likelihood.shape[-1]
+    _, indices = tf.math.top_k(likelihood, min(top_k, words))
+    kept = tf.reduce_any(tf.one_hot(indices, words, on_value=True, off_value=False), axis=-2)
+    return tf.where(kept, likelihood, tf.zeros_like(likelihood))
 
 
-def _keep_top_p(likelihood: np.ndarray, top_p: float) -> np.ndarray:
+def _keep_top_p(likelihood: Any, top_p: float) -> Any:
     """Sets to 0 what lies outside the smallest set of words that holds `top_p` of the sum."""
-    order = np.argsort(-likelihood, axis=-1, kind="stable")
-    ranked = np.take_along_axis(likelihood, order, axis=-1)
-    cumulative = ranked.cumsum(axis=-1)
-    before = cumulative - ranked
-    ranked[before >= top_p * cumulative[..., -1:]] = 0.0
-    kept = np.zeros_like(likelihood)
-    np.put_along_axis(kept, order, ranked, axis=-1)
-    return kept
+    ranked, order = tf.math.top_k(likelihood, likelihood.shape[-1])
+    cumulative = tf.cumsum(ranked, axis=-1)
+    # In the order of likelihood: those before which less than `top_p` lies.
+    inside = cumulative - ranked < top_p * cumulative[..., -1:]
+    back = tf.argsort(order, axis=-1)
+    inside = tf.gather(inside, back, batch_dims=len(likelihood.shape) - 1)
+    return tf.where(inside, likelihood, tf.zeros_like(likelihood))

@@ -244,3 +244,20 @@ def test_the_gradient_of_a_sum_with_values_written_out_is_the_same() -> None:
     written_out = turned(values)
     for mine, other in zip(gradients(written_out), gradients(None), strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
+
+
+def test_self_attention_in_one_row_is_keras_own() -> None:
+    layer = SelfAttention(heads=2, head_units=3, dropout=0.0)
+    layer.build((B, L, D))
+    values = np.random.default_rng(7).normal(size=(B, L, D)).astype("float32")
+    plain = keras.layers.MultiHeadAttention(2, 3, flash_attention=False)
+    plain.build((B, L, D), (B, L, D))
+    for mine, its_twin in zip(plain.weights, layer.attention.weights, strict=True):
+        assert mine.shape == its_twin.shape
+        its_twin.assign(keras.random.normal(mine.shape))
+        mine.assign(its_twin)
+    normal = layer.normalise(values)
+    mixed, scores = plain(normal, normal, return_attention_scores=True)
+    mine, my_scores = layer(values, return_scores=True)
+    np.testing.assert_allclose(mine, values + mixed, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(my_scores, scores, rtol=1e-4, atol=1e-6)
