@@ -4,12 +4,14 @@ A store is a folder of shards, each a float16 array `(photos, L, D)` with a list
 shard is renamed into place when it is whole, so an extraction that was killed goes on where it
 was. The folder's name holds encoder, size, resize and a digest of the encoder's weights; a photo is
 known by its path, size and time of change: regions of another encoder or of a changed photo cannot
-be taken for the right ones.
+be taken for the right ones. Never more than a shard is in memory.
 """
 
+import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,13 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from filelock import FileLock, Timeout
 
-from captioner.encoders import fingerprint, grid_of, image_size_of
+from captioner.encoders import fingerprint, image_size_of
 from captioner.errors import InputError
 from captioner.files import replacing
-from captioner.images import Geometry, load_photo
-from captioner.progress import track
+from captioner.images import Geometry, load_square
+from captioner.progress import bar
 
 __all__ = ["Features", "extract", "load_squares", "store_name"]
 
@@ -42,11 +45,9 @@ def load_squares(
 
     def load(path: Path) -> tuple[Path, np.ndarray | InputError, Geometry | None]:
         try:
-            photo = load_photo(path)
+            return path, *load_square(path, size, resize)
         except InputError as error:
             return path, error, None
-        geometry = Geometry.of(photo, size, resize)
-        return path, np.asarray(geometry.square(photo)), geometry
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         ahead: list[Any] = []
@@ -109,6 +110,9 @@ def extract(
 ) -> tuple[Features, dict[Path, str]]:
     """Makes sure that the regions of `photos` are on disk.
 
+    Several processes may do so at once, on one machine or on several that share the folder: they
+    divide the work.
+
     Args:
         encoder: from `captioner.encoders.build_encoder`.
         encoder_name: its name, for the folder.
@@ -122,68 +126,87 @@ def extract(
     folder = root / store_name(encoder, encoder_name, resize)
     folder.mkdir(parents=True, exist_ok=True)
     store = Features(folder)
-    missing = [photo for photo in photos if photo not in store]
+    missing = sum(photo not in store for photo in photos)
     if not missing:
         return store, {}
 
-    rows, columns = grid_of(encoder)
-    depth = encoder.output_shape[-1]
     encode = tf.function(
         lambda batch: tf.cast(encoder(batch, training=False), tf.float16),
         reduce_retracing=True,
         autograph=False,
     )
     unreadable: dict[Path, str] = {}
-    shard = _ShardWriter(folder, (rows * columns, depth))
-    waiting: list[tuple[Path, np.ndarray]] = []
-
-    def flush() -> None:
-        if waiting:
-            regions = encode(np.stack([square for _, square in waiting])).numpy()
-            shard.add([_key(path) for path, _ in waiting], regions)
-            waiting.clear()
-
-    squares = load_squares(missing, image_size_of(encoder), resize)
-    for path, square, _ in track(squares, f"Regions ({encoder_name})", len(missing), "photos"):
-        if isinstance(square, InputError):
-            unreadable[path] = str(square)
-            continue
-        waiting.append((path, square))
-        if len(waiting) == BATCH_PHOTOS:
-            flush()
-    flush()
-    shard.close()
+    parts = [photos[first : first + SHARD_PHOTOS] for first in range(0, len(photos), SHARD_PHOTOS)]
+    left = [part for part in parts if any(photo not in store for photo in part)]
+    with bar(f"Regions ({encoder_name})", missing, "photos") as running:
+        while left:
+            busy = []
+            for part in left:
+                # Let go by the system if the process dies, whatever kills it.
+                lock = FileLock(folder / "locks" / f"{_digest(part)}.lock")
+                try:
+                    lock.acquire(timeout=0)
+                except Timeout:
+                    busy.append(part)  # another process is at it
+                    continue
+                try:
+                    done, store = store, Features(folder)
+                    running.advance(sum(one in store and one not in done for one in part))
+                    _extract_part(
+                        encode,
+                        [photo for photo in part if photo not in store],
+                        (image_size_of(encoder), resize),
+                        folder,
+                        unreadable,
+                        running.advance,
+                    )
+                finally:
+                    lock.release()
+            left = busy
+            if left:
+                time.sleep(1)
     return Features(folder), unreadable
 
 
-class _ShardWriter:
-    """Collects rows and writes a shard whenever it is full."""
+def _extract_part(
+    encode: Callable[[np.ndarray], tf.Tensor],
+    photos: Sequence[Path],
+    how: tuple[int, str],
+    folder: Path,
+    unreadable: dict[Path, str],
+    advance: Callable[[], None],
+) -> None:
+    """Writes one shard: the regions of all photos that can be read."""
+    read: list[Path] = []
+    rows: list[np.ndarray] = []
+    waiting: list[np.ndarray] = []
 
-    def __init__(self, folder: Path, shape: tuple[int, int]) -> None:
-        self._folder = folder
-        self._buffer = np.empty((SHARD_PHOTOS, *shape), np.float16)
-        self._keys: list[str] = []
+    def flush() -> None:
+        if waiting:
+            rows.append(encode(np.stack(waiting)).numpy())
+            waiting.clear()
 
-    def add(self, keys: list[str], regions: np.ndarray) -> None:
-        for key, row in zip(keys, regions, strict=True):
-            self._buffer[len(self._keys)] = row
-            self._keys.append(key)
-            if len(self._keys) == SHARD_PHOTOS:
-                self.close()
+    for path, square, _ in load_squares(photos, *how):
+        advance()
+        if isinstance(square, InputError):
+            unreadable[path] = str(square)
+            continue
+        read.append(path)
+        waiting.append(square)
+        if len(waiting) == BATCH_PHOTOS:
+            flush()
+    flush()
+    if not read:
+        return
+    array = folder / f"regions-{_digest(read)}.npy"
+    listing = json.dumps({"photos": [_key(path) for path in read]}).encode()
+    # The array first: a shard counts once its list is there.
+    with replacing(array) as partial, partial.open("wb") as stream:
+        np.save(stream, np.concatenate(rows))
+    with replacing(array.with_suffix(".json")) as partial:
+        partial.write_bytes(listing)
 
-    def close(self) -> None:
-        if not self._keys:
-            return
-        number = len(list(self._folder.glob("regions-*.json")))
-        array = self._folder / f"regions-{number:05d}.npy"
-        # The array first: a shard counts once its list is there.
-        for path, write in (
-            (array, lambda stream: np.save(stream, self._buffer[: len(self._keys)])),
-            (
-                array.with_suffix(".json"),
-                lambda stream: stream.write(json.dumps({"photos": self._keys}).encode()),
-            ),
-        ):
-            with replacing(path) as partial, partial.open("wb") as stream:
-                write(stream)
-        self._keys = []
+
+def _digest(photos: Sequence[Path]) -> str:
+    """A name for these photos, the same in every process."""
+    return hashlib.sha256("\n".join(map(_key, photos)).encode()).hexdigest()[:16]

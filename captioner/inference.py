@@ -18,7 +18,7 @@ from captioner.decoder import DecoderState
 from captioner.errors import InputError
 from captioner.evidence import evidence_maps
 from captioner.features import BATCH_PHOTOS, load_squares
-from captioner.images import Geometry, load_photo, to_upright_rgb
+from captioner.images import Geometry, load_square, to_upright_rgb
 from captioner.model import Captioner, load_model
 from captioner.text import END, PAD, START, UNKNOWN, join
 
@@ -292,22 +292,18 @@ def describe(
         writer = model.writer = Writer(model)
     captions = []
     for first in range(0, len(photos), BATCH_PHOTOS):
-        batch = [_upright(photo) for photo in photos[first : first + BATCH_PHOTOS]]
-        geometries = [Geometry.of(image, model.image_size, model.resize) for _, image in batch]
-        squares = [
-            np.asarray(geometry.square(image))
-            for geometry, (_, image) in zip(geometries, batch, strict=True)
-        ]
-        kept = [photo for photo, _ in batch]
+        batch = [_seen(photo, model) for photo in photos[first : first + BATCH_PHOTOS]]
+        kept, squares, geometries = zip(*batch, strict=True)
         regions = writer.encode(np.stack(squares))
         found = writer.captions(regions, geometries, kept, search_options, extras=evidence)
         captions += [best for best, *_ in found]
     return captions
 
 
-def _upright(photo: Photo) -> tuple[Path | Image.Image, Image.Image]:
-    """What a `Caption` keeps of a photo, and its upright RGB pixels."""
-    if isinstance(photo, Image.Image):
-        image = to_upright_rgb(photo)
-        return image, image
-    return Path(photo), load_photo(photo)
+def _seen(photo: Photo, model: Captioner) -> tuple[Path | Image.Image, np.ndarray, Geometry]:
+    """What a `Caption` keeps of a photo, the square that the encoder sees, and its geometry."""
+    if not isinstance(photo, Image.Image):
+        return Path(photo), *load_square(Path(photo), model.image_size, model.resize)
+    image = to_upright_rgb(photo)
+    geometry = Geometry.of(image, model.image_size, model.resize)
+    return image, np.asarray(geometry.square(image)), geometry

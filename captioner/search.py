@@ -461,7 +461,7 @@ class _Rows(NamedTuple):
         left = tf.where(tf.logical_not(done))[:, 0]
         count = tf.shape(left)[0]
         few = tf.cast(count, tf.float32) <= LEAVE * tf.cast(tf.shape(done)[0], tf.float32)
-        return tf.cond(  # type: ignore[no-any-return]
+        return tf.cond(
             few,
             lambda: tf.nest.map_structure(lambda part: tf.gather(part, left), everything),
             lambda: everything,
@@ -503,7 +503,7 @@ class _Log(NamedTuple):
     @classmethod
     def empty(cls, rows: _Rows, regions: int | None, limits: _Limits) -> "_Log":
         shape = (None, rows.tokens.shape[1])
-        shapes = [(tf.int32, shape), (tf.int32, shape), (tf.float64, shape)]
+        shapes: list[Any] = [(tf.int32, shape), (tf.int32, shape), (tf.float64, shape)]
         if regions is not None:
             shapes += [(tf.float32, (*shape, regions)), (tf.float32, shape)]
         return cls(tuple(

@@ -2,15 +2,19 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
+from filelock import FileLock
 from PIL import Image
 
 from captioner import features
 from captioner.features import Features, extract, store_name
+from captioner.model import Captioner, save_model
 
 
 def write_photos(folder: Path, count: int) -> list[Path]:
@@ -49,15 +53,15 @@ def test_extraction_goes_on_after_a_kill(
     monkeypatch.setattr(features, "BATCH_PHOTOS", 2)
     photos = write_photos(tmp_path / "photos", 8)
     read: list[Path] = []
-    load = features.load_photo
+    load = features.load_square
 
-    def load_until_killed(path: Path) -> Image.Image:
+    def load_until_killed(path: Path, *how: object) -> object:
         if len(read) == 7:
             raise KeyboardInterrupt
         read.append(path)
-        return load(path)
+        return load(path, *how)
 
-    monkeypatch.setattr(features, "load_photo", load_until_killed)
+    monkeypatch.setattr(features, "load_square", load_until_killed)
     with pytest.raises(KeyboardInterrupt):
         extract(tiny_encoder, "tiny", "stretch", photos, tmp_path)
     folder = tmp_path / store_name(tiny_encoder, "tiny", "stretch")
@@ -65,7 +69,9 @@ def test_extraction_goes_on_after_a_kill(
     assert not list(folder.glob("*partial*"))
 
     read.clear()
-    monkeypatch.setattr(features, "load_photo", lambda path: read.append(path) or load(path))
+    monkeypatch.setattr(
+        features, "load_square", lambda path, *how: read.append(path) or load(path, *how)
+    )
     store, _ = extract(tiny_encoder, "tiny", "stretch", photos, tmp_path)
     assert len(read) == 8 - done < 8
     assert len(store) == 8
@@ -130,3 +136,62 @@ def test_lists_are_plain_json(tiny_encoder: keras.Model, tmp_path: Path) -> None
     (listing,) = store.folder.glob("*.json")
     keys = json.loads(listing.read_text())["photos"]
     assert [key.split("|")[0] for key in keys] == [str(photo.resolve()) for photo in photos]
+
+
+EXTRACT = """
+import sys, time
+from pathlib import Path
+from captioner import features
+from captioner.model import load_model
+
+features.SHARD_PHOTOS, features.BATCH_PHOTOS = 3, 2
+load = features.load_square
+
+def slowly(path, *how):
+    time.sleep(0.05)
+    sys.stdout.write(f"{path.name}\\n")  # in one go: threads print at once
+    return load(path, *how)
+
+features.load_square = slowly
+model, photos, stores = map(Path, sys.argv[1:])
+encoder = load_model(model).encoder
+store, _ = features.extract(encoder, "tiny", "stretch", sorted(photos.iterdir()), stores)
+assert len(store) == 24, len(store)
+"""
+
+
+def test_two_processes_divide_the_work(tiny_model: Captioner, tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", 24)
+    save_model(tiny_model, tmp_path / "tiny.keras")
+    command = [sys.executable, "-c", EXTRACT, "tiny.keras", "photos", "stores"]
+    processes = [
+        subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) for _ in "ab"
+    ]
+    read = [process.communicate(timeout=120)[0].split() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert sorted(read[0] + read[1]) == sorted(photo.name for photo in photos)  # each once
+    (folder,) = (tmp_path / "stores").iterdir()
+    store = Features(folder)
+    row = store.read(store.locate([photos[7]]))[0]
+    np.testing.assert_allclose(row, encoded(tiny_model.encoder, photos[7]), rtol=2e-3, atol=2e-3)
+
+
+def test_a_part_that_another_process_holds_is_waited_for(
+    tiny_encoder: keras.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(features, "SHARD_PHOTOS", 2)
+    photos = write_photos(tmp_path / "photos", 4)
+    folder = tmp_path / store_name(tiny_encoder, "tiny", "stretch")
+    (folder / "locks").mkdir(parents=True)
+    held = FileLock(folder / "locks" / f"{features._digest(photos[:2])}.lock")
+    held.acquire()
+    waits = []
+
+    def let_go(seconds: float) -> None:
+        waits.append(len(Features(folder)))
+        held.release()
+
+    monkeypatch.setattr(features.time, "sleep", let_go)
+    store, _ = extract(tiny_encoder, "tiny", "stretch", photos, tmp_path)
+    assert waits == [2]  # meanwhile the other part was done
+    assert len(store) == 4

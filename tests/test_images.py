@@ -22,6 +22,7 @@ from captioner.images import (
     Geometry,
     find_photos,
     load_photo,
+    load_square,
     to_upright_rgb,
 )
 
@@ -451,3 +452,39 @@ def test_a_geometry_refuses_what_cannot_be() -> None:
 def test_grey_photos_become_rgb_squares() -> None:
     square = Geometry(3, 5, 7).square(Image.new("L", (3, 5), 101))
     assert (square.mode, square.getpixel((3, 3))) == ("RGB", (101, 101, 101))
+
+
+@pytest.mark.parametrize("resize", RESIZES)
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_a_large_jpeg_is_decoded_small_and_seen_alike(
+    tmp_path: Path, resize: str, orientation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "large.jpg"
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    corners((1601, 1203)).save(path, quality=95, exif=exif)
+    expected = load_photo(path)
+    sizes = []
+    square = Geometry.square
+    monkeypatch.setattr(
+        Geometry, "square", lambda self, image: sizes.append(image.size) or square(self, image)
+    )
+    seen, geometry = load_square(path, 96, resize)
+    upright = (1601, 1203) if orientation == 1 else (1203, 1601)
+    assert (geometry.photo_width, geometry.photo_height) == upright == expected.size
+    assert geometry == Geometry.of(expected, 96, resize)
+    assert min(sizes[0]) == 301  # a quarter; an eighth would be less than twice 96
+    assert sizes[0] == tuple(-(-side // 4) for side in upright)
+    assert seen.dtype == np.uint8
+    difference = seen.astype(float) - np.asarray(square(geometry, expected))
+    assert np.abs(difference).mean() < 1.5
+
+
+@pytest.mark.parametrize(("kind", "side"), [("PNG", 801), ("JPEG", 383)])
+def test_other_and_small_photos_are_decoded_whole(tmp_path: Path, kind: str, side: int) -> None:
+    path = tmp_path / f"photo.{kind.lower()}"
+    corners((side, side)).save(path)
+    seen, geometry = load_square(path, 96, "stretch")
+    photo = load_photo(path)
+    assert geometry == Geometry.of(photo, 96, "stretch")
+    np.testing.assert_array_equal(seen, np.asarray(geometry.square(photo)))
