@@ -90,13 +90,18 @@ class Batches:
     def __len__(self) -> int:
         return len(self._order)
 
-    def __getitem__(self, index: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    def tokens(self, index: int) -> np.ndarray:
+        """The captions of a batch, `(B, C, T + 1)`."""
         chosen = self._order[index]
         length = int(self._lengths[chosen].max())
         tokens = np.full((self._batch_photos, self._captions, length + 1), PAD, np.int32)
         for photo, number in enumerate(chosen):
             for caption, row in enumerate(self._rows[number]):
                 tokens[photo, caption, : len(row)] = row
+        return tokens
+
+    def __getitem__(self, index: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        chosen, tokens = self._order[index], self.tokens(index)
         regions = self._features.read([self._places[number] for number in chosen])
         missing = self._batch_photos - len(chosen)
         if missing:

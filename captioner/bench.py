@@ -3,9 +3,10 @@
 All figures of a run are from one machine at one time, so that their ratios can be compared where
 seconds cannot. A figure is the median of some repeats; `spread` gives the least and the greatest.
 
-What a training step computes is counted (`step_flops`) and divided by the machine's measured matrix
-product: the share of the ceiling that is reached. Caption lengths are those of Flickr8k's train
-batches (`LENGTHS`), so that captions/s say how long an epoch takes.
+What a training step must compute is counted (`step_flops`, pads not included) and divided by the
+machine's measured matrix product: the share of the ceiling that is reached. Captions are as long as
+Flickr8k's (`captions`) and go through the batches of training, so that captions/s say how long an
+epoch takes.
 
 Shapes: `B` photos, `C` captions per photo, `T` words, `L` regions, `D` region channels, `H` units,
 `A` attention units, `E` embedding units, `V` vocabulary.
@@ -14,13 +15,14 @@ Shapes: `B` photos, `C` captions per photo, `T` words, `L` regions, `D` region c
 import itertools
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,28 +31,35 @@ import numpy as np
 import tensorflow as tf
 
 from captioner import __version__, inference, scenes
+from captioner.batches import Batches
 from captioner.config import SearchConfig
+from captioner.datasets import Example
 from captioner.encoders import build_encoder, image_size_of
-from captioner.features import BATCH_PHOTOS, load_squares
+from captioner.features import BATCH_PHOTOS, Features, extract, load_squares
 from captioner.files import write_text
 from captioner.inference import Writer, describe_files
 from captioner.model import Captioner
 from captioner.precision import best_precision, product_seconds
 from captioner.progress import console
+from captioner.text import Vocabulary
 
-__all__ = ["LENGTHS", "Sizes", "bench", "step_flops"]
+__all__ = ["Sizes", "bench", "captions", "step_flops"]
 
-# Words that batches of 32 photos are padded to, and how many of Flickr8k's 188 are.
-LENGTHS: Mapping[int, int] = {12: 25, 16: 88, 20: 54, 24: 18, 28: 3}
+# The log of a Flickr8k caption's words, its end included: mean, spread between photos, and spread
+# between the captions of a photo.
+LENGTH_MEAN, LENGTH_BETWEEN, LENGTH_WITHIN = 2.417, 0.115, 0.299
+MAX_WORDS = 24  # the default of training
+COVERED = 0.95  # of an epoch's batches: of the rest there are few, each a compilation more
 KINDS: Mapping[str, tuple[str, str]] = {
     "soft_additive": ("soft", "additive"),
-    "soft_dot": ("soft", "dot"),
     "soft_scaled_dot": ("soft", "scaled-dot"),
+    "hard_additive": ("hard", "additive"),
+    "soft_dot": ("soft", "dot"),
     "soft_general": ("soft", "general"),
     "soft_cosine": ("soft", "cosine"),
-    "hard_additive": ("hard", "additive"),
     "none": ("none", "additive"),
 }
+WHOLE_EPOCHS = 3  # of the first kinds; of the others the commonest batch tells enough
 SIDE, DEPTH = 7, 1280  # of the regions of EfficientNet-Lite0 at 224 px
 GREEDY, BEAM_3, BEAM_5 = (SearchConfig(beam=beam) for beam in (1, 3, 5))
 
@@ -65,8 +74,8 @@ class Sizes:
         matrix: rows of the square matrices that are multiplied.
         photos: captioned in bulk, and read from disk.
         single: photos described one by one.
-        lengths: words that the training steps have, and how often each.
-        batch: photos of a training step, 5 captions each.
+        train: photos of an epoch of training, 5 captions each.
+        batch: photos of a training step.
         units: H = A = E.
         vocabulary: V.
         kinds: names in `KINDS`.
@@ -78,12 +87,12 @@ class Sizes:
     matrix: int = 2048
     photos: int = 256
     single: int = 40
-    lengths: Mapping[int, int] = field(default_factory=lambda: LENGTHS)
+    train: int = 6000
     batch: int = 32
     units: int = 512
     vocabulary: int = 2542
     kinds: Sequence[str] = tuple(KINDS)
-    scenes: int = 1000
+    scenes: int = 500
 
     @classmethod
     def quick(cls) -> "Sizes":
@@ -94,11 +103,11 @@ class Sizes:
             matrix=128,
             photos=6,
             single=2,
-            lengths={4: 1},
+            train=2,
             batch=2,
             units=16,
             vocabulary=50,
-            kinds=("soft_additive", "soft_scaled_dot", "hard_additive"),
+            kinds=("soft_additive", "soft_scaled_dot", "hard_additive", "none"),
             scenes=20,
         )
 
@@ -199,80 +208,148 @@ def _encoder(figures: _Figures, sizes: Sizes, photos: Sequence[Path]) -> None:
     seconds = _timed(lambda: encode(batch).numpy(), sizes.repeats)
     figures.rate("encode.photos_per_s", BATCH_PHOTOS, seconds)
 
-    def from_files() -> None:
-        waiting: list[Any] = []
-        for _, square, _ in load_squares(photos, size, "stretch"):
-            waiting.append(square)
-            if len(waiting) == BATCH_PHOTOS:
-                encode(tf.constant(np.stack(waiting))).numpy()
-                waiting.clear()
-        if waiting:
-            encode(tf.constant(np.stack(waiting))).numpy()
+    def to_disk() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            extract(encoder, "efficientnet-lite0", "stretch", photos, Path(folder))
 
-    figures.rate("encode.from_jpeg_photos_per_s", len(photos), _timed(from_files, sizes.repeats))
+    figures.rate("extract.photos_per_s", len(photos), _timed(to_disk, sizes.repeats))
 
 
 # --- Training ------------------------------------------------------------------------------------
 
 
 def step_flops(
-    photos: int, captions: int, words: int, regions: int, depth: int, units: int, vocabulary: int,
+    photos: int, words: int, regions: int, depth: int, units: int, vocabulary: int,
     attention: str = "soft", score: str = "additive",
 ) -> float:  # fmt: skip
     """Floating-point operations of the matrix products of a training step, H = A = E = `units`.
 
     Two per multiplication, three times: forward, and back to inputs and to weights. The frozen
     encoder's regions need no gradient, hence two times for what is multiplied with them alone.
+
+    Args:
+        photos: `B`.
+        words: all words of all captions, ends included.
+        regions, depth, vocabulary: `L`, `D`, `V`.
+        units: `H`.
+        attention, score: as for `Captioner`.
     """
-    lstm = (units + depth + units) * 4 * units  # of the word, the context and the hidden state
+    context = depth * 4 * units
+    lstm = (units + units) * 4 * units  # of the word and the hidden state
     head = (units + depth) * units + units * vocabulary
     look, photo = 0, 2 * depth * units  # the initial state
-    if attention != "none":
+    if attention == "none":
+        photo += context  # the same for every word
+    else:
+        lstm += context
         photo += regions * depth * units  # keys
         query = 0 if score == "general" else units * units
         look = query + regions * units + units + regions * depth  # scores, gate, weighted sum
-    rows = photos * captions * words
-    return 2.0 * (3 * rows * (lstm + head + look) + 2 * photos * photo)
+    return 2.0 * (3 * words * (lstm + head + look) + 2 * photos * photo)
+
+
+def captions(photos: int, vocabulary: int) -> list[Example]:
+    """Photos with 5 captions each, as long as Flickr8k's, of words drawn evenly."""
+    random = np.random.default_rng(1)
+    length = LENGTH_MEAN + LENGTH_BETWEEN * random.standard_normal((photos, 1))
+    length = length + LENGTH_WITHIN * random.standard_normal((photos, 5))
+    words = np.clip(np.rint(np.exp(length)).astype(int) - 1, 1, None)  # without the end
+    return [
+        Example(
+            str(number),
+            Path(f"{number}.jpg"),
+            tuple(
+                " ".join(f"word{word}" for word in random.integers(0, vocabulary - 4, count))
+                for count in counts
+            ),
+            "train",
+        )
+        for number, counts in enumerate(words)
+    ]
+
+
+class _Random(Features):
+    """Regions of any photo, drawn."""
+
+    def __init__(self, side: int) -> None:
+        self._shape = (side * side, DEPTH)
+
+    def locate(self, photos: Sequence[Path]) -> list[tuple[int, int]]:
+        return [(0, 0) for _ in photos]
+
+    def read(self, places: Sequence[tuple[int, int]]) -> np.ndarray:
+        random = np.random.default_rng(1)
+        return random.random((len(places), *self._shape), np.float32).astype(np.float16)
+
+
+def _typical_batches(sizes: Sizes, side: int = SIDE) -> dict[int, tuple[int, Any]]:
+    """By the steps of the loop, `T`: how many batches of an epoch have them, and the one of them
+    with a middling number of words; the commonest first."""
+    vocabulary = Vocabulary([f"word{number}" for number in range(sizes.vocabulary - 4)])
+    examples = captions(sizes.train, sizes.vocabulary)
+    batches = Batches(_Random(side), examples, vocabulary, sizes.batch, MAX_WORDS, 1)
+    groups: dict[int, list[tuple[int, int]]] = {}
+    for number in range(len(batches)):
+        tokens = batches.tokens(number)
+        groups.setdefault(tokens.shape[2] - 1, []).append((int(np.count_nonzero(tokens)), number))
+    typical: dict[int, tuple[int, Any]] = {}
+    covered = 0
+    for words, members in sorted(groups.items(), key=lambda item: -len(item[1])):
+        if covered >= COVERED * len(batches):
+            break
+        covered += len(members)
+        _, number = sorted(members)[len(members) // 2]
+        typical[words] = len(members), batches[number]
+    return typical
 
 
 def _training(figures: _Figures, sizes: Sizes) -> None:
-    for kind in sizes.kinds:
-        attention, score = KINDS[kind]
-        steps = _steps(sizes, tuple(sizes.lengths), attention, score)
-        # An epoch has so many steps of every length.
-        seconds = [
-            sum(sizes.lengths[words] * one for words, one in zip(steps, repeat, strict=True))
-            for repeat in zip(*steps.values(), strict=True)
-        ]
-        gflop = sum(
-            times
-            * step_flops(
-                *(sizes.batch, 5, words, SIDE**2, DEPTH, sizes.units, sizes.vocabulary),
-                *(attention, score),
-            )
-            / 1e9
-            for words, times in sizes.lengths.items()
-        )
-        captions = 5 * sizes.batch * sum(sizes.lengths.values())
-        figures.rate(f"train.{kind}.captions_per_s", captions, seconds)
-        gflops = figures.rate(f"train.{kind}.gflops", gflop, seconds)
-        for name in ("float32", "bfloat16"):
-            ceiling = figures.values[f"machine.{name}_gflops"]
-            figures.add(f"train.{kind}.share_of_{name}", [gflops / ceiling])
-        if kind == "soft_additive":  # how it grows with the words of a caption
-            for words, times in steps.items():
+    typical = _typical_batches(sizes)
+    commonest = next(iter(typical))
+    for place, kind in enumerate(sizes.kinds):
+        lengths = list(typical) if place < WHOLE_EPOCHS else [commonest]
+        steps = _steps(sizes, [typical[words][1] for words in lengths], *KINDS[kind])
+        for words, times in zip(lengths, steps, strict=True):
+            if place == 0 or words == commonest:  # how it grows with the words of a caption
                 figures.add(f"train.{kind}.ms_at_{words}_words", [1e3 * one for one in times])
+        if place < WHOLE_EPOCHS:
+            _epoch(figures, sizes, kind, [typical[words] for words in lengths], steps)
     # And with the regions of a photo: four times as many.
-    words = min(sizes.lengths)
-    ((_, times),) = _steps(sizes, (words,), "soft", "additive", 2 * SIDE).items()
-    name = f"train.soft_additive.ms_at_{words}_words_{2 * SIDE}x{2 * SIDE}_regions"
+    wide = _typical_batches(sizes, 2 * SIDE)
+    (times,) = _steps(sizes, [wide[commonest][1]], "soft", "additive", 2 * SIDE)
+    name = f"train.soft_additive.ms_at_{commonest}_words_{2 * SIDE}x{2 * SIDE}_regions"
     figures.add(name, [1e3 * one for one in times])
 
 
+def _epoch(
+    figures: _Figures,
+    sizes: Sizes,
+    kind: str,
+    batches: Sequence[tuple[int, Any]],
+    steps: Sequence[Sequence[float]],
+) -> None:
+    """What the steps of all lengths, each as often as an epoch has it, come to."""
+    often = [count for count, _ in batches]
+    seconds = [
+        sum(count * one for count, one in zip(often, repeat, strict=True))
+        for repeat in zip(*steps, strict=True)
+    ]
+    figures.rate(f"train.{kind}.captions_per_s", 5 * sizes.batch * sum(often), seconds)
+    sizes_of = (SIDE**2, DEPTH, sizes.units, sizes.vocabulary)
+    flops = sum(
+        count * step_flops(sizes.batch, int(np.count_nonzero(y)), *sizes_of, *KINDS[kind])
+        for count, (_, y) in batches
+    )
+    gflops = figures.rate(f"train.{kind}.gflops", flops / 1e9, seconds)
+    for name in ("float32", "bfloat16"):
+        ceiling = figures.values[f"machine.{name}_gflops"]
+        figures.add(f"train.{kind}.share_of_{name}", [gflops / ceiling])
+
+
 def _steps(
-    sizes: Sizes, lengths: Sequence[int], attention: str, score: str, side: int = SIDE
-) -> dict[int, list[float]]:
-    """Seconds of a training step by its number of words, per repeat."""
+    sizes: Sizes, batches: Sequence[Any], attention: str, score: str, side: int = SIDE
+) -> list[list[float]]:
+    """Seconds of a training step of every batch, per repeat."""
     model = Captioner(
         build_encoder("efficientnet-lite0", 32 * side, weights="none"),
         [f"word{number}" for number in range(sizes.vocabulary - 4)],
@@ -286,18 +363,14 @@ def _steps(
     optimizer = keras.optimizers.AdamW(1e-4, global_clipnorm=5.0)
     model.compile(optimizer=optimizer, jit_compile=False)
     model.make_train_function()
-    random = np.random.default_rng(1)
-    regions = tf.constant(random.random((sizes.batch, side * side, DEPTH)), tf.float16)
-    seconds = {}
-    for words in lengths:
-        shape = (sizes.batch, 5, words + 1)
-        tokens = tf.constant(random.integers(4, sizes.vocabulary, shape), tf.int32)
-        batch = ({"regions": regions, "tokens": tokens[:, :, :-1]}, tokens[:, :, 1:])
+    seconds = []
+    for batch in batches:
+        tensors = tf.nest.map_structure(tf.constant, batch)
 
-        def step(batch: Any = batch) -> None:
-            float(model.train_function(iter([batch]))["loss"])
+        def step(tensors: Any = tensors) -> None:
+            float(model.train_function(iter([tensors]))["loss"])
 
-        seconds[words] = _timed(step, sizes.repeats)
+        seconds.append(_timed(step, sizes.repeats))
     return seconds
 
 
@@ -336,7 +409,13 @@ def _processes(figures: _Figures, sizes: Sizes, photos: Sequence[Path], folder: 
     for name, command in commands.items():
         runs = [_run(command) for _ in range(sizes.processes)]
         figures.add(name, [seconds for seconds, _ in runs])
-    commands = {"caption": [*captioner, "caption", str(photos[0].parent), "--beam", "3"]}
+    few, many = photos[0].parent, folder / "many"
+    for number in range(4):
+        shutil.copytree(few, many / str(number))
+    commands = {
+        name: [*captioner, "caption", str(place), "--beam", "3"]
+        for name, place in (("caption", few), ("caption_4x_photos", many))
+    }
     for name, count in (("train", sizes.scenes), ("train_4x_photos", 4 * sizes.scenes)):
         data = folder / "scenes" / name
         scenes.write(data, count=count, seed=1, image_size=224)
