@@ -14,6 +14,7 @@ from keras import ops
 from captioner.errors import InputError
 from captioner.inference import load
 from captioner.model import Captioner, load_model, save_model
+from captioner.text import END, PAD
 
 # B=2 photos, C=3 captions, T=4 words, L=6 regions, D=7, V=17
 B, C, T, V = 2, 3, 4, 17
@@ -252,3 +253,49 @@ def test_a_failed_save_leaves_the_old_file(
         save_model(tiny_model, path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"label_smoothing": 0.1, "grounding_weight": 0.5}])
+@pytest.mark.parametrize("attention", ["soft", "none"])
+def test_leaving_pads_out_changes_no_loss(
+    tiny_encoder: keras.Model, attention: str, arguments: dict[str, float]
+) -> None:
+    """Training computes words alone; the loss is that of computing everything."""
+    keras.utils.set_random_seed(1)
+    model = Captioner(
+        tiny_encoder, [f"w{i}" for i in range(13)], units=11, attention_units=5, embedding_units=3,
+        attention=attention, dropout=0.0, **arguments,
+    )  # fmt: skip
+    tokens = TOKENS.copy()  # of four words, one of them cut before its end
+    tokens[0, 1, 2:] = [END, PAD, PAD]
+    tokens[0, 2, 3:] = [END, PAD]
+    tokens[1, 0, 3:] = PAD  # cut earlier than others: its last word has no next one
+    tokens[1, 2, :] = PAD
+    x, y = {"photos": PHOTOS, "tokens": tokens[:, :, :-1]}, tokens[:, :, 1:]
+    packed, plain = model(x, training=True), model(x)
+    assert packed["logits"].shape[0] < np.prod(y.shape)
+    np.testing.assert_allclose(
+        model.compute_loss(x, y, packed), model.compute_loss(x, y, plain), rtol=1e-5
+    )
+
+
+def test_every_length_is_compiled_once(tiny_encoder: keras.Model) -> None:
+    model = Captioner(tiny_encoder, [f"w{i}" for i in range(13)], units=11, embedding_units=3)
+    traced = []
+
+    class Counted(keras.optimizers.SGD):
+        def apply(self, gradients, variables=None):  # type: ignore[no-untyped-def]
+            traced.append(len(gradients))
+            return super().apply(gradients, variables)
+
+    model.compile(optimizer=Counted(), jit_compile=False)
+    lengths = [3, 4, 3, 4, 3]
+
+    def batches():  # type: ignore[no-untyped-def]
+        for length in lengths:
+            tokens = TOKENS[:, :, : length + 1]
+            yield {"photos": PHOTOS, "tokens": tokens[:, :, :-1]}, tokens[:, :, 1:]
+
+    for _ in range(3):
+        model.fit(batches(), steps_per_epoch=len(lengths), shuffle=False, verbose=0)
+    assert len(traced) == 2
