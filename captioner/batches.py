@@ -10,9 +10,14 @@ from captioner.datasets import Example
 from captioner.features import Features
 from captioner.text import END, PAD, START, Vocabulary
 
-__all__ = ["Batches", "token_rows"]
+__all__ = ["Batches", "padded_length", "token_rows"]
 
 LENGTH_STEP = 4  # batches are padded to a multiple of this: every length is one compilation
+
+
+def padded_length(length: int) -> int:
+    """How many words a batch with captions of this length has."""
+    return -(-length // LENGTH_STEP) * LENGTH_STEP
 
 
 def token_rows(vocabulary: Vocabulary, captions: Sequence[str], max_words: int) -> list[list[int]]:
@@ -63,8 +68,7 @@ class Batches:
         self._rows = [sorted(rows[number], key=len, reverse=True) for number in kept]
         self._places = features.locate([examples[number].path for number in kept])
         self._captions = max(len(captions) for captions in self._rows)
-        longest = [len(captions[0]) - 1 for captions in self._rows]
-        self._lengths = np.array([-(-length // LENGTH_STEP) * LENGTH_STEP for length in longest])
+        self._lengths = np.array([padded_length(len(captions[0]) - 1) for captions in self._rows])
         self._words = np.array([sum(map(len, captions)) for captions in self._rows])
         self._batch_photos = batch_photos
         self._seed = seed
@@ -89,6 +93,15 @@ class Batches:
 
     def __len__(self) -> int:
         return len(self._order)
+
+    @property
+    def captions(self) -> list[list[list[int]]]:
+        """The photos' captions as rows of `token_rows`."""
+        return self._rows
+
+    def photos(self, index: int) -> np.ndarray:
+        """Which of the photos are in a batch, as places in `captions`."""
+        return self._order[index]
 
     def tokens(self, index: int) -> np.ndarray:
         """The captions of a batch, `(B, C, T + 1)`."""

@@ -113,6 +113,13 @@ class TrainingConfig:
     soft_epochs: int = 0
     """Hard attention: epochs, the first ones, that train as soft attention does. Sampling teaches
     little before a model knows what there is to look at."""
+    optimize_cider: int = 0
+    """Epochs, after the others, that train by score: captions are sampled, and those whose CIDEr-D
+    is above that of the photo's others become likelier (self-critical training)."""
+    cider_samples: int = 5
+    """With --optimize-cider: captions sampled per photo."""
+    cider_learning_rate: float = 5e-5
+    """With --optimize-cider: the learning rate."""
     batch_photos: int = 32
     """Photos per step, each with all its captions."""
     learning_rate: float = 8e-4

@@ -21,6 +21,8 @@ def save_curves(history: Sequence[Mapping[str, float]], path: Path) -> None:
         ("loss per word", {"loss": "all terms", "word_loss": "words alone"}, 1.0),
         ("dev, greedy (x100)", {"bleu_4": "BLEU-4", "cider": "CIDEr"}, 100.0),
     ]
+    if any("reward" in row for row in history):
+        panels.append(("reward (x100)", {"reward": "CIDEr-D of sampled captions"}, 100.0))
     if "baseline" in history[0]:
         panels.append(("baseline: usual log p of a word", {"baseline": "baseline"}, 1.0))
     # Figure itself, not pyplot: no global state, no window system.
@@ -28,7 +30,8 @@ def save_curves(history: Sequence[Mapping[str, float]], path: Path) -> None:
     epochs = [row["epoch"] for row in history]
     for axes, (title, curves, scale) in zip(figure.subplots(1, len(panels)), panels, strict=True):
         for name, label in curves.items():
-            axes.plot(epochs, [scale * row[name] for row in history], marker="o", label=label)
+            values = [scale * row.get(name, float("nan")) for row in history]
+            axes.plot(epochs, values, marker="o", label=label)
         axes.set_title(title)
         axes.set_xlabel("epoch")
         axes.xaxis.get_major_locator().set_params(integer=True)

@@ -213,6 +213,10 @@ class Captioner(keras.Model):
 
         Both are summed over captions and divided by the number of words, so that `regularizer`
         weighs them as in the paper, where both are summed over a caption.
+
+        With `sample_weight (B, C)`, captions are not equally likely to be learned: the loss is
+        their weighted negative log-likelihood (and the regulariser), whose gradient is that of the
+        mean reward if captions were sampled and weights are their advantages.
         """
         real = ops.cast(ops.not_equal(y, PAD), "float32")  # (B, C, T)
         number_of_words = ops.maximum(ops.sum(real), 1.0)
@@ -222,13 +226,19 @@ class Captioner(keras.Model):
         if place is not None:  # not quite all of them count: that after a caption's cut does not
             targets, counted = ops.take(targets, place), ops.take(counted, place)
         losses = ops.sparse_categorical_crossentropy(targets, logits, from_logits=True) * counted
-        loss = ops.sum(losses) / number_of_words
-        self.word_loss.update_state(loss, sample_weight=number_of_words)
-        if self.label_smoothing and training:
+        weighted = losses
+        if sample_weight is not None:
+            each = ops.reshape(sample_weight[..., None] * real, (-1,))
+            weighted = losses * (each if place is None else ops.take(each, place))
+        loss = ops.sum(weighted) / number_of_words
+        likely = ops.sum(losses) / number_of_words
+        self.word_loss.update_state(likely, sample_weight=number_of_words)
+        by_likelihood = training and sample_weight is None
+        if self.label_smoothing and by_likelihood:
             uniform = ops.logsumexp(logits, axis=-1) - ops.mean(logits, axis=-1)
             share = self.label_smoothing
             loss = (1 - share) * loss + share * ops.sum(uniform * counted) / number_of_words
-        if training and "drawn" in y_pred:
+        if by_likelihood and "drawn" in y_pred:
             if place is not None:
                 losses = ops.scatter(place[:, None], losses, (ops.size(real),))
             log_likelihood = -ops.reshape(losses, ops.shape(real))
@@ -243,7 +253,9 @@ class Captioner(keras.Model):
             # On the encoder's regions: self-attention would mix what lies where.
             located = self.localizer(self._regions(x), y)
             taught = teaching_loss(located.maps, located.gain, y_pred["attention"], real)
-            loss = loss + (self.grounding_weight * taught + located.loss) / number_of_words
+            # It learns from people's captions alone: of sampled ones it only says where words are.
+            learned = located.loss if by_likelihood else 0.0 * located.loss
+            loss = loss + (self.grounding_weight * taught + learned) / number_of_words
             self.teaching_metric.update_state(taught / number_of_words, number_of_words)
         return loss
 

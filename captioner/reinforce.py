@@ -1,4 +1,5 @@
-"""What is trained by sampling: hard attention's gradient (Xu et al. 2015, section 4.1).
+"""What is trained by sampling: hard attention's gradient (Xu et al. 2015, section 4.1), and
+captions by their score (`advantages`; `captioner.self_critical` samples them).
 
 The regions s_1..s_T that hard attention draws are latent. Trained is a lower bound on log p(y | a),
 the mean over s of log p(y | s, a), whose gradient has two parts:
@@ -19,9 +20,23 @@ from typing import Any
 
 from keras import ops
 
-__all__ = ["BASELINE_POSITIONS", "rewards", "surrogate", "updated_baseline"]
+__all__ = ["BASELINE_POSITIONS", "advantages", "rewards", "surrogate", "updated_baseline"]
 
 BASELINE_POSITIONS = 64  # later words share the last position's baseline
+
+
+def advantages(rewards: Any) -> Any:
+    """How much better each of a photo's sampled captions is than the others, `(B, K)`.
+
+    The others' mean is a baseline that costs nothing and does not depend on the sample, so the
+    estimator of the gradient stays unbiased (Kool et al. 2019; self-critical training, Rennie et
+    al. 2017, arXiv 1612.00563, has the greedy caption's reward in its place).
+
+    Args:
+        rewards: `(B, K)`, K > 1.
+    """
+    count = rewards.shape[-1]
+    return (rewards * count - ops.sum(rewards, axis=-1, keepdims=True)) / (count - 1)
 
 
 def _per_position(baseline: Any, length: int) -> Any:

@@ -11,7 +11,7 @@ import dataclasses
 import io
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from captioner.inference import RUN_MODEL, Writer, load
 from captioner.model import Captioner, load_model, save_model
 from captioner.precision import best_precision
 from captioner.progress import Bar, bar, console, track
+from captioner.self_critical import SelfCritical
 from captioner.text import Vocabulary
 
 __all__ = ["train"]
@@ -54,6 +55,8 @@ class Progress:
         seconds: time spent on them.
         best: the best dev score so far.
         best_epoch: the epoch that had it; -1 before the first.
+        likely_epochs: how many epochs were trained by likelihood, once training by score goes on
+            from the best of them; -1 before.
         history: one row per finished epoch, as in `history.csv`.
     """
 
@@ -63,6 +66,7 @@ class Progress:
     seconds: float = 0.0
     best: float = float("-inf")
     best_epoch: int = -1
+    likely_epochs: int = -1
     history: tuple[dict[str, float], ...] = ()
 
 
@@ -214,8 +218,11 @@ class _Run:
             warmup_target=fit.learning_rate,
             warmup_steps=max(self.batches.per_epoch // 2, 1),
         )
+        self.by_score = keras.Variable(False, dtype="bool", trainable=False, name="by_score")
         optimizer = keras.optimizers.AdamW(
-            schedule, weight_decay=fit.weight_decay, global_clipnorm=fit.clip
+            _Schedule(schedule, fit.cider_learning_rate, self.by_score),
+            weight_decay=fit.weight_decay,
+            global_clipnorm=fit.clip,
         )
         self.model.compile(optimizer=optimizer, jit_compile=False)
         optimizer.build(self.model.trainable_variables)
@@ -240,30 +247,66 @@ class _Run:
             f"training {sum(layer.count_params() for layer in self.model.learned):,} parameters on "
             f"{self.batches.number_of_captions():,} captions, {self.model.dtype_policy.name}"
         )
-        while self.progress.epoch < fit.epochs and not self._out_of_patience():
-            epoch = self.progress.epoch
-            self.batches.start_epoch(epoch, self.progress.batch)
-            self.model.train_as_soft(epoch < fit.soft_epochs)
-            if len(self.batches):  # 0 when the run stopped between its last batch and scoring dev
-                with bar(
-                    f"Epoch {epoch + 1}/{fit.epochs}", self.batches.per_epoch, "batches"
-                ) as running:
-                    self.model.fit(
-                        self.batches.dataset(),
-                        initial_epoch=epoch,
-                        epochs=epoch + 1,
-                        shuffle=False,
-                        verbose=0,
-                        callbacks=[_Watcher(self, running)],
-                    )
-            self._finish_epoch()
+        while self.progress.likely_epochs < 0 and self.progress.epoch < fit.epochs:
+            if self._out_of_patience():
+                console.print(f"no better dev score for {fit.patience} epochs: stopped")
+                break
+            self._epoch(fit.epochs, self._learn_likely)
+        if fit.optimize_cider:
+            self._train_by_score()
         best = self.progress
-        if best.best_epoch < best.epoch - 1 and self._out_of_patience():
-            console.print(f"no better dev score for {fit.patience} epochs: stopped")
         console.print(
             f"best: epoch {best.best_epoch + 1}, dev {fit.monitor} {100 * best.best:.1f} (greedy) "
             f"→ {self.out / RUN_MODEL}",
             soft_wrap=True,
+        )
+
+    def _train_by_score(self) -> None:
+        """Goes on from the best epoch so far, by the CIDEr-D of sampled captions."""
+        fit, progress = self.config.training, self.progress
+        if progress.likely_epochs < 0:
+            self.model.take_weights(load_model(self.out / RUN_MODEL))
+            self.progress = dataclasses.replace(progress, likely_epochs=progress.epoch)
+            self.save()
+        self.by_score.assign(True)
+        max_words = self.config.vocabulary.max_words
+        sampled = SelfCritical(self.batches, self.writer, fit.cider_samples, max_words, fit.seed)
+
+        def learn(watcher: "_Watcher") -> None:
+            self.model.reset_metrics()
+            rewards = []
+            for index in range(len(self.batches)):
+                self.twin.take_weights(self.model)
+                number = int(self.model.optimizer.iterations.numpy())
+                x, y, advantage, reward = sampled.batch(index, number)
+                logs = self.model.train_on_batch(x, y, advantage, return_dict=True)
+                rewards.append(reward)
+                watcher.on_train_batch_end(index, {**logs, "reward": np.mean(rewards)})
+
+        end = self.progress.likely_epochs + fit.optimize_cider
+        while self.progress.epoch < end:
+            self._epoch(end, learn)
+
+    def _epoch(self, epochs: int, learn: Callable[["_Watcher"], None]) -> None:
+        """What is left of an epoch, and its score."""
+        epoch = self.progress.epoch
+        self.batches.start_epoch(epoch, self.progress.batch)
+        # By score, too, hard attention trains with the expected context: it writes with it.
+        soft = epoch < self.config.training.soft_epochs or self.progress.likely_epochs >= 0
+        self.model.train_as_soft(soft)
+        if len(self.batches):  # 0 when the run stopped between its last batch and scoring dev
+            with bar(f"Epoch {epoch + 1}/{epochs}", self.batches.per_epoch, "batches") as running:
+                learn(_Watcher(self, running))
+        self._finish_epoch()
+
+    def _learn_likely(self, watcher: "_Watcher") -> None:
+        self.model.fit(
+            self.batches.dataset(),
+            initial_epoch=self.progress.epoch,
+            epochs=self.progress.epoch + 1,
+            shuffle=False,
+            verbose=0,
+            callbacks=[watcher],
         )
 
     @property
@@ -301,6 +344,7 @@ class _Run:
             batch=0,
             best=value if better else best,
             best_epoch=progress.epoch if better else progress.best_epoch,
+            likely_epochs=progress.likely_epochs,
             history=(*progress.history, row),
         )
         if better:
@@ -422,6 +466,19 @@ class _Run:
         console.print(f"samples → {self.out / 'samples.html'}", soft_wrap=True)
 
 
+class _Schedule(keras.optimizers.schedules.LearningRateSchedule):
+    """One schedule while training by likelihood, a constant rate while training by score."""
+
+    def __init__(self, likely: Any, by_score: float, is_by_score: keras.Variable) -> None:
+        self._likely, self._by_score, self._is_by_score = likely, by_score, is_by_score
+
+    def __call__(self, step: Any) -> Any:
+        return keras.ops.where(self._is_by_score, self._by_score, self._likely(step))
+
+    def get_config(self) -> dict[str, Any]:
+        raise NotImplementedError("part of a run: never saved with a model")
+
+
 class _Watcher(keras.callbacks.Callback):
     """Shows progress within an epoch, keeps count of it, and writes a checkpoint now and then."""
 
@@ -472,7 +529,8 @@ def _check_new(out: Path, resume: bool) -> None:
 
 def _write_history(path: Path, history: Sequence[dict[str, float]]) -> None:
     text = io.StringIO()
-    writer = csv.DictWriter(text, list(history[0]), lineterminator="\n")
+    names = list(dict.fromkeys(name for row in history for name in row))
+    writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     for row in history:
         writer.writerow(

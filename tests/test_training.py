@@ -303,3 +303,25 @@ def test_a_fine_tuned_run_resumes_without_what_it_started_from(
     train(TrainConfig(), tmp_path / "run", resume=True)
     words = captioner.load(finished).vocabulary.words
     assert captioner.load(tmp_path / "run").vocabulary.words == words
+
+
+def test_training_by_score_goes_on_from_the_best_epoch(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"epochs": 2, "optimize_cider": 2, "cider_samples": 3, "cider_learning_rate": 1e-3}
+    whole = tmp_path / "whole"
+    train(config(photos, **options), whole)
+    with (whole / "history.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["reward"] != "" for row in rows] == [False, False, True, True]
+    assert [float(row["learning_rate"]) for row in rows[2:]] == pytest.approx([1e-3, 1e-3])
+    assert (whole / "curves.png").is_file()
+
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 10)  # of 4 per epoch: in the first epoch by score
+        with pytest.raises(KeyboardInterrupt):
+            train(config(photos, **options), run)
+    train(TrainConfig(), run, resume=True)
+    for mine, expected in zip(weights(run), weights(whole), strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-6)
