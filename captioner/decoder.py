@@ -31,7 +31,7 @@ class Memory(NamedTuple):
         keys: `(B, L, A)`, the regions prepared for the score function; without attention what the
             mean region gives the LSTM at every word, `(B, 1, 4H)`.
         hidden_kernel: everything that h_{t-1} is multiplied with, side by side: for the query, the
-            gate and the LSTM, `(H, A + 1 + 4H)`; see `Decoder.begin`.
+            gate and the LSTM, `(H, A + 1 + 4H)`; `A` is 0 where queries are compared as they are.
         context_kernel: of the LSTM, `(D, 4H)`.
         transposed: `(B, D, L)`, the regions, for the way back of whole captions; else `None`.
     """
