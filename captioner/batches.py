@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from captioner.datasets import Example
 from captioner.features import Features
+from captioner.memory import keep_freed_memory
 from captioner.text import END, PAD, START, Vocabulary
 
 __all__ = ["Batches", "padded_length", "token_rows"]
@@ -129,6 +130,7 @@ class Batches:
         """
 
         def batches() -> Iterator[Any]:
+            keep_freed_memory()  # here, because TensorFlow gives it away when it makes the dataset
             return (self[index] for index in range(len(self)))
 
         x, y = self[0]

@@ -1,5 +1,7 @@
 """Training batches."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -124,3 +126,25 @@ def test_photos_without_a_usable_caption_are_left_out() -> None:
 def test_no_photo_with_words_is_an_error() -> None:
     with pytest.raises(ValueError, match="no caption has a word"):
         batches([(" . ",)])
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="about glibc")
+def test_reading_batches_leaves_freed_memory_where_it_is() -> None:
+    """TensorFlow has glibc give back what is larger than 128 kB: see `captioner.memory`."""
+    code = """
+import resource, sys
+from tests.test_batches import batches
+import numpy as np
+data = batches([("a",)] * 6).dataset()
+list(data)
+def faults(): return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(3): np.ones(2**20)  # 8 MB, 2048 pages
+before = faults()
+for _ in range(50): np.ones(2**20)
+print(faults() - before)
+"""
+    project = Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=project, capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) < 50 * 2048 / 10
