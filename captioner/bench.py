@@ -38,6 +38,7 @@ from captioner.encoders import build_encoder, image_size_of
 from captioner.features import BATCH_PHOTOS, Features, extract, load_squares
 from captioner.files import write_text
 from captioner.inference import Writer, describe_files
+from captioner.memory import keep_freed_memory
 from captioner.model import Captioner
 from captioner.precision import best_precision, product_seconds
 from captioner.progress import console
@@ -82,7 +83,7 @@ class Sizes:
         scenes: photos that the memory of training is measured on, and four times as many.
     """
 
-    repeats: int = 5
+    repeats: int = 3
     processes: int = 3
     matrix: int = 2048
     photos: int = 256
@@ -304,6 +305,7 @@ def _typical_batches(sizes: Sizes, side: int = SIDE) -> dict[int, tuple[int, Any
 
 
 def _training(figures: _Figures, sizes: Sizes) -> None:
+    keep_freed_memory()  # as training does
     typical = _typical_batches(sizes)
     commonest = next(iter(typical))
     for place, kind in enumerate(sizes.kinds):

@@ -9,6 +9,7 @@ be taken for the right ones. Never more than a shard is in memory.
 
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -65,7 +66,7 @@ def store_name(encoder: keras.Model, encoder_name: str, resize: str) -> str:
 
 
 class Features:
-    """Regions of photos, read by row from memory-mapped shards.
+    """Regions of photos, read by row from shards.
 
     Args:
         folder: a store, as `extract` writes it.
@@ -73,13 +74,15 @@ class Features:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._shards: list[np.ndarray] = []
+        self._shards: list[tuple[Path, int, tuple[int, ...]]] = []  # file, its header, a row
         self._rows: dict[str, tuple[int, int]] = {}
         for listing in sorted(folder.glob("regions-*.json")):
             array = np.load(listing.with_suffix(".npy"), mmap_mode="r")
+            assert isinstance(array, np.memmap)  # which knows where the header ends
+            shard = (listing.with_suffix(".npy"), array.offset, array.shape[1:])
             for row, key in enumerate(json.loads(listing.read_text())["photos"]):
                 self._rows[key] = (len(self._shards), row)
-            self._shards.append(array)
+            self._shards.append(shard)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -93,7 +96,15 @@ class Features:
 
     def read(self, places: Sequence[tuple[int, int]]) -> np.ndarray:
         """Regions `(len(places), L, D)` float16, in the order of the places."""
-        return np.stack([self._shards[shard][row] for shard, row in places])
+        # Read, not mapped: what is mapped counts as the process's own memory, and would grow with
+        # the photos.
+        rows = []
+        for number, row in places:
+            path, header, shape = self._shards[number]
+            size = math.prod(shape)
+            start = header + row * size * np.dtype(np.float16).itemsize
+            rows.append(np.fromfile(path, np.float16, size, offset=start).reshape(shape))
+        return np.stack(rows)
 
 
 def _key(photo: Path) -> str:
