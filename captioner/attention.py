@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from captioner.products import Kernel, product
+from captioner.products import Kernel, product, turned
 
 __all__ = [
     "SCORES",
@@ -249,9 +249,7 @@ class CosineScore(DotScore):
 
 def _as_kernel(keys: Any) -> Kernel:
     """Keys `(B, L, A)` as what queries `(B, C, A)` are multiplied with."""
-    # Not `turned`, which gets no gradient: the product's gradient is of its matrix.
-    across = ops.swapaxes(keys, -1, -2)
-    return Kernel(tf.ensure_shape(across, across.shape), ops.stop_gradient(keys))
+    return Kernel(turned(keys), keys)  # the gradient is of the first: see `product`
 
 
 def _unit_length(x: Any) -> Any:

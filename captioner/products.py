@@ -34,7 +34,7 @@ def turned(matrix: Any) -> Any:
     transposed = ops.swapaxes(matrix, -1, -2)
     # TensorFlow would merge a transposition into the product that follows, which reads it across
     # then. Through this, which does nothing, it does not see it.
-    return tf.ensure_shape(ops.stop_gradient(transposed), transposed.shape)
+    return tf.ensure_shape(transposed, transposed.shape)
 
 
 def product(rows: Any, kernel: Kernel) -> Any:

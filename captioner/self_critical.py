@@ -28,7 +28,7 @@ class SelfCritical:
         writer: samples; of a model with the weights to be trained.
         samples: `K`, captions drawn per photo.
         max_words: longer ones are cut.
-        seed: decides with the epoch and the batch what is drawn.
+        seed: decides with the number of the batch what is drawn.
     """
 
     def __init__(
