@@ -265,7 +265,8 @@ class _Run:
         """Goes on from the best epoch so far, by the CIDEr-D of sampled captions."""
         fit, progress = self.config.training, self.progress
         if progress.likely_epochs < 0:
-            self.model.take_weights(load_model(self.out / RUN_MODEL))
+            if progress.best_epoch >= 0:  # with --start-from and --epochs 0 there is none
+                self.model.take_weights(load_model(self.out / RUN_MODEL))
             self.progress = dataclasses.replace(progress, likely_epochs=progress.epoch)
             self.save()
         self.by_score.assign(True)
