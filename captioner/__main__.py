@@ -107,6 +107,41 @@ class EvaluateCommand:
 
 
 @dataclass(frozen=True)
+class TuneCommand:
+    """Find the beam, length rule and repetition rule a model writes best with; save them in it."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    split: str = "dev"
+    """Split that is captioned: not the one that is reported."""
+    model: Path | None = None
+    """A .keras file or a run folder; the shipped model if not given. Its file is changed."""
+    beams: tuple[int, ...] = (3, 5)
+    """Values of --beam to try."""
+    length_penalties: tuple[float, ...] = (0.5, 0.7, 0.9, 1.1)
+    """Values of --length-penalty to try."""
+    no_repeats: tuple[int, ...] = (0, 2)
+    """Values of --no-repeat to try."""
+    monitor: Literal["cider", "bleu_4"] = "cider"
+    """Score that decides."""
+    out: Path | None = None
+    """File for the table, JSON."""
+
+    def run(self) -> None:
+        from captioner.tuning import tune
+
+        tune(
+            self.data,
+            self.split,
+            self.model,
+            self.beams,
+            self.length_penalties,
+            self.no_repeats,
+            self.monitor,
+            self.out,
+        )
+
+
+@dataclass(frozen=True)
 class GroundCommand:
     """Measure whether maps lie on the things that the words name (needs boxes)."""
 
@@ -226,6 +261,7 @@ COMMANDS: dict[str, type] = {
     "train": TrainCommand,
     "caption": CaptionCommand,
     "evaluate": EvaluateCommand,
+    "tune": TuneCommand,
     "ground": GroundCommand,
     "compare": CompareCommand,
     "demo": DemoCommand,

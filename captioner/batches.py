@@ -9,7 +9,8 @@ import tensorflow as tf
 from captioner.datasets import Example
 from captioner.features import Features
 from captioner.memory import keep_freed_memory
-from captioner.text import END, PAD, START, Vocabulary
+from captioner.text import END, PAD, START, Vocabulary, tokenize
+from captioner.views import is_mirrored, names_sides
 
 __all__ = ["Batches", "padded_length", "token_rows"]
 
@@ -44,8 +45,9 @@ class Batches:
     with rows of pads, which weigh nothing, so that batches differ in `T` only.
 
     Args:
-        features: regions on disk.
-        examples: the train photos; all must be in `features`.
+        views: regions on disk, one store for every view of the photos (`captioner.views`); one view
+            of a photo is drawn per epoch, but no mirrored one if its captions tell left from right.
+        examples: the train photos; all must be in every store.
         vocabulary: numbers the words.
         batch_photos: `B`.
         max_words: longer captions are cut.
@@ -54,20 +56,22 @@ class Batches:
 
     def __init__(
         self,
-        features: Features,
+        views: Sequence[Features],
         examples: Sequence[Example],
         vocabulary: Vocabulary,
         batch_photos: int,
         max_words: int,
         seed: int,
     ) -> None:
-        self._features = features
+        self._views = views
         rows = [token_rows(vocabulary, example.captions, max_words) for example in examples]
         kept = [number for number, captions in enumerate(rows) if captions]
         if not kept:
             raise ValueError("no caption has a word: there is nothing to train on")
         self._rows = [sorted(rows[number], key=len, reverse=True) for number in kept]
-        self._places = features.locate([examples[number].path for number in kept])
+        paths = [examples[number].path for number in kept]
+        self._places = [features.locate(paths) for features in views]
+        self._choices = [_allowed(examples[number], len(views)) for number in kept]
         self._captions = max(len(captions) for captions in self._rows)
         self._lengths = np.array([padded_length(len(captions[0]) - 1) for captions in self._rows])
         self._words = np.array([sum(map(len, captions)) for captions in self._rows])
@@ -86,6 +90,11 @@ class Batches:
         size = self._batch_photos
         batches = [by_length[first : first + size] for first in range(0, len(by_length), size)]
         self._order = [batches[number] for number in random.permutation(len(batches))][first_batch:]
+        draws = random.random(len(self._rows))
+        self._view = [
+            choices[int(draw * len(choices))]
+            for draw, choices in zip(draws, self._choices, strict=True)
+        ]
 
     @property
     def per_epoch(self) -> int:
@@ -116,7 +125,12 @@ class Batches:
 
     def __getitem__(self, index: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
         chosen, tokens = self._order[index], self.tokens(index)
-        regions = self._features.read([self._places[number] for number in chosen])
+        regions = np.concatenate(
+            [
+                self._views[self._view[number]].read([self._places[self._view[number]][number]])
+                for number in chosen
+            ]
+        )
         missing = self._batch_photos - len(chosen)
         if missing:
             regions = np.concatenate([regions, np.zeros((missing, *regions.shape[1:]), np.float16)])
@@ -144,3 +158,9 @@ class Batches:
     def number_of_captions(self) -> int:
         """Captions of a whole epoch."""
         return sum(len(captions) for captions in self._rows)
+
+
+def _allowed(example: Example, views: int) -> list[int]:
+    """The views of a photo that its captions are true for."""
+    sided = views > 1 and any(names_sides(tokenize(caption)) for caption in example.captions)
+    return [view for view in range(views) if not (sided and is_mirrored(view))]

@@ -288,7 +288,7 @@ def _typical_batches(sizes: Sizes, side: int = SIDE) -> dict[int, tuple[int, Any
     with a middling number of words; the commonest first."""
     vocabulary = Vocabulary([f"word{number}" for number in range(sizes.vocabulary - 4)])
     examples = captions(sizes.train, sizes.vocabulary)
-    batches = Batches(_Random(side), examples, vocabulary, sizes.batch, MAX_WORDS, 1)
+    batches = Batches([_Random(side)], examples, vocabulary, sizes.batch, MAX_WORDS, 1)
     groups: dict[int, list[tuple[int, int]]] = {}
     for number in range(len(batches)):
         tokens = batches.tokens(number)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from captioner.errors import InputError
 
 __all__ = [
     "PRESETS",
+    "CompleteSearch",
     "DataConfig",
     "ModelConfig",
     "SearchConfig",
@@ -83,6 +85,8 @@ class ModelConfig:
     """Hidden units of the score."""
     embedding_units: int = 512
     """Size of a word vector."""
+    tied: bool = False
+    """Whether words are written with the vectors they are read with: fewer weights to learn."""
     dropout: float = 0.5
     """Share of units dropped while training."""
     regularizer: float = 0.3
@@ -120,6 +124,12 @@ class TrainingConfig:
     """With --optimize-cider: captions sampled per photo."""
     cider_learning_rate: float = 5e-5
     """With --optimize-cider: the learning rate."""
+    views: int = 1
+    """Views of every train photo to learn from, one of them an epoch: 1 as it is, 2 also mirrored
+    (not where a caption says left or right), 3 and more light crops, every other one mirrored."""
+    average: float = 0.0
+    """Decay of the moving average of the weights, which is what is scored and saved: 0.99 averages
+    over about 100 batches. 0: no average."""
     batch_photos: int = 32
     """Photos per step, each with all its captions."""
     learning_rate: float = 8e-4
@@ -189,10 +199,15 @@ def _read(cls: type, values: Any, where: str) -> Any:
 class SearchConfig:
     """How words are chosen."""
 
-    beam: int = 5
-    """Captions kept in parallel while searching; 1 is greedy."""
-    length_penalty: float = 0.7
-    """A caption's score is its log-probability / length ** this; 0 favours short captions."""
+    beam: int | None = None
+    """Captions kept in parallel while searching; 1 is greedy. If not given, what the model was
+    tuned to (see `captioner tune`), else 5."""
+    length_penalty: float | None = None
+    """A caption's score is its log-probability / length ** this; 0 favours short captions. If not
+    given, what the model was tuned to, else 0.7."""
+    no_repeat: int | None = None
+    """No sequence of this many words stands in a caption twice; 0 allows all. If not given, what
+    the model was tuned to, else 0."""
     max_words: int = 20
     """Longest caption in words."""
     look: Literal["expected", "sampled", "argmax"] = "expected"
@@ -210,6 +225,20 @@ class SearchConfig:
     """With --sample: draw among the fewest words that hold this share of the probability."""
     seed: int = 0
     """With --sample or --look sampled: decides what is drawn."""
+
+    def completed(self, decoding: Mapping[str, Any]) -> "CompleteSearch":
+        """With what was not given filled in: `decoding` is what the model was tuned to, by name."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return CompleteSearch(**{**decoding, **given})
+
+
+@dataclass(frozen=True)
+class CompleteSearch(SearchConfig):
+    """How words are chosen, nothing left open."""
+
+    beam: int = 5
+    length_penalty: float = 0.7
+    no_repeat: int = 0
 
 
 PRESETS: dict[str, TrainConfig] = {

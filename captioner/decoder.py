@@ -99,6 +99,8 @@ class Decoder(keras.layers.Layer):
             h_{t-1} was made before y_{t-1} was written, so in the paper where it looks for
             "circle" after "red" cannot depend on "red": of two things it may name the one's colour
             and the other's shape.
+        tied: whether the word head writes with the vectors of the embedding (Press and Wolf 2017)
+            instead of weights of its own.
         dropout: share of units dropped while training: of the embeddings, of the mean region
             before the initial state, of h before the word head, and after the head's tanh.
         expected_share: for hard attention, the share of photos that train with the expected
@@ -131,6 +133,7 @@ class Decoder(keras.layers.Layer):
         dropout: float = 0.5,
         expected_share: float = 0.5,
         word_query: bool = False,
+        tied: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -147,6 +150,7 @@ class Decoder(keras.layers.Layer):
         self.dropout = dropout
         self.expected_share = expected_share
         self.word_query = word_query
+        self.tied = tied
         self.random = keras.random.SeedGenerator(name="regions")
 
         layers, dtype = keras.layers, self.dtype_policy
@@ -164,7 +168,9 @@ class Decoder(keras.layers.Layer):
         self.head_context = layers.Dense(
             embedding_units, use_bias=False, dtype=dtype, name="head_context"
         )
-        self.head_words = layers.Dense(vocabulary_size, dtype=dtype, name="head_words")
+        self.head_words: Any = None
+        if not tied:
+            self.head_words = layers.Dense(vocabulary_size, dtype=dtype, name="head_words")
         self.drop_embedding = layers.Dropout(dropout, dtype=dtype)
         self.drop_mean = layers.Dropout(dropout, dtype=dtype)
         self.drop_hidden = layers.Dropout(dropout, dtype=dtype)
@@ -181,7 +187,12 @@ class Decoder(keras.layers.Layer):
             self.gate.build((None, units))
         self.head_hidden.build((None, units))
         self.head_context.build((None, depth))
-        self.head_words.build((None, self.embedding_units))
+        if self.tied:
+            self.word_bias = self.add_weight(
+                shape=(self.vocabulary_size,), initializer="zeros", name="word_bias"
+            )
+        else:
+            self.head_words.build((None, self.embedding_units))
         # The LSTM's kernel is in two parts: that of the words is applied to all steps at once,
         # before the loop; only context and recurrence have to wait for the step before.
         self.word_kernel = self.add_weight(
@@ -238,7 +249,7 @@ class Decoder(keras.layers.Layer):
         embedded = self.embedding(ops.reshape(tokens, (-1,)))  # (N, E)
         added = self._beside(embedded, self._of_words(embedded))
         state, context, seen = self._advance(embedded, added, state, memory, look)
-        logits = self.head_words(self._mixed(embedded, state.hidden, context))
+        logits = self._logits(self._mixed(embedded, state.hidden, context))
         logits = ops.reshape(logits, (*shape, self.vocabulary_size))
         return StepOutput(logits, state, seen.get("attention"), seen.get("gate"))
 
@@ -289,7 +300,7 @@ class Decoder(keras.layers.Layer):
         hidden, context = ops.concatenate(after, axis=0), ops.concatenate(contexts, axis=0)
         mixed = self._mixed(embedded, hidden, context, training)
         mixed, place = packing.only_words(mixed)
-        logits = self.head_words(mixed)  # eq. 7: L_o
+        logits = self._logits(mixed)
         if words is None:
             shape = (photos * captions * length, self.vocabulary_size)
             logits = ops.scatter(place[:, None], logits, shape)
@@ -416,6 +427,14 @@ class Decoder(keras.layers.Layer):
         mixed = ops.tanh(embedded + self.head_hidden(hidden) + self.head_context(context))
         return self.drop_head(mixed, training=training)
 
+    def _logits(self, mixed: Any) -> Any:
+        """Of rows `(N, E)` from `_mixed`, scores of every word `(N, V)`: L_o of eq. 7."""
+        if self.head_words is not None:
+            return self.head_words(mixed)
+        vectors = ops.convert_to_tensor(self.embedding.embeddings)
+        vectors = turned(ops.cast(vectors, self.compute_dtype))
+        return ops.matmul(mixed, vectors) + self.word_bias
+
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
@@ -428,6 +447,7 @@ class Decoder(keras.layers.Layer):
             "dropout": self.dropout,
             "expected_share": self.expected_share,
             "word_query": self.word_query,
+            "tied": self.tied,
         }
 
 

@@ -18,11 +18,11 @@ __all__ = ["caption_split", "evaluate"]
 
 
 def caption_split(
-    examples: Sequence[Example], model: Path | None, options: SearchConfig
+    examples: Sequence[Example], writer: Writer, options: SearchConfig
 ) -> dict[str, str]:
     """The best caption of every photo, by the example's id; unreadable photos are named."""
     by_path = {one.path: one for one in examples}
-    results = describe_files(Writer(inference.load(model)), list(by_path), options)
+    results = describe_files(writer, list(by_path), options)
     candidates: dict[str, str] = {}
     for path, captions in track(results, "Captioning", len(by_path), "photos"):
         if isinstance(captions, InputError):
@@ -50,7 +50,9 @@ def evaluate(
     """
     data_set = datasets.from_options(data, "the data set to score on")
     examples = data_set.split(split)[: data.limit]
-    candidates = caption_split(examples, model, options)
+    writer = Writer(inference.load(model))
+    options = options.completed(writer.model.decoding)
+    candidates = caption_split(examples, writer, options)
     if not candidates:
         raise InputError(f"{data.data}: none of the photos of {split} can be read")
     references = {one.id: one.captions for one in examples if one.id in candidates}
@@ -71,6 +73,7 @@ def evaluate(
         "model": str(model) if model else "shipped",
         "search": "sampling" if options.sample else f"beam {options.beam}",
         "length_rule": search.length_rule(options.length_penalty),
+        "no_repeat": options.no_repeat,
         "look": options.look,
         "max_words": options.max_words,
         "unreadable_photos": len(examples) - len(candidates),

@@ -2,9 +2,9 @@
 
 A store is a folder of shards, each a float16 array `(photos, L, D)` with a list of its photos. A
 shard is renamed into place when it is whole, so an extraction that was killed goes on where it
-was. The folder's name holds encoder, size, resize and a digest of the encoder's weights; a photo is
-known by its path, size and time of change: regions of another encoder or of a changed photo cannot
-be taken for the right ones. Never more than a shard is in memory.
+was. The folder's name holds encoder, size, resize, a digest of the encoder's weights, and the view;
+a photo is known by its path, size and time of change: regions of another encoder or of a changed
+photo cannot be taken for the right ones. Never more than a shard is in memory.
 """
 
 import hashlib
@@ -27,6 +27,7 @@ from captioner.errors import InputError
 from captioner.files import replacing
 from captioner.images import Geometry, load_square
 from captioner.progress import bar
+from captioner.views import cropped_side, view_of
 
 __all__ = ["Features", "extract", "load_squares", "store_name"]
 
@@ -35,9 +36,15 @@ BATCH_PHOTOS = 32
 
 
 def load_squares(
-    photos: Sequence[Path], size: int, resize: str
+    photos: Sequence[Path], size: int, resize: str, view: int = 0
 ) -> Iterator[tuple[Path, np.ndarray | InputError, Geometry | None]]:
     """Reads photos in threads, in order, a few ahead of the reader.
+
+    Args:
+        photos: the files.
+        size: the side of the squares, pixels.
+        resize: how photos become squares: `stretch`, `crop` or `pad`.
+        view: which view of them: see `captioner.views`. The geometry is that of view 0.
 
     Yields:
         `(path, square, geometry)`: square is uint8 `(size, size, 3)`; for a photo that cannot be
@@ -46,7 +53,8 @@ def load_squares(
 
     def load(path: Path) -> tuple[Path, np.ndarray | InputError, Geometry | None]:
         try:
-            return path, *load_square(path, size, resize)
+            square, geometry = load_square(path, cropped_side(view, size), resize)
+            return path, view_of(square, view, size, path.name), geometry
         except InputError as error:
             return path, error, None
 
@@ -60,9 +68,10 @@ def load_squares(
             yield future.result()
 
 
-def store_name(encoder: keras.Model, encoder_name: str, resize: str) -> str:
-    """Folder name of the store that belongs to this encoder and resize."""
-    return f"{encoder_name}-{image_size_of(encoder)}-{resize}-{fingerprint(encoder)[:12]}"
+def store_name(encoder: keras.Model, encoder_name: str, resize: str, view: int = 0) -> str:
+    """Folder name of the store that belongs to this encoder, resize and view."""
+    name = f"{encoder_name}-{image_size_of(encoder)}-{resize}-{fingerprint(encoder)[:12]}"
+    return f"{name}-view{view}" if view else name
 
 
 class Features:
@@ -118,6 +127,7 @@ def extract(
     resize: str,
     photos: Sequence[Path],
     root: Path,
+    view: int = 0,
 ) -> tuple[Features, dict[Path, str]]:
     """Makes sure that the regions of `photos` are on disk.
 
@@ -130,11 +140,12 @@ def extract(
         resize: how photos become squares: `stretch`, `crop` or `pad`.
         photos: the files.
         root: folder of stores.
+        view: which view of the photos: see `captioner.views`.
 
     Returns:
         The store, and for every photo that could not be read the reason.
     """
-    folder = root / store_name(encoder, encoder_name, resize)
+    folder = root / store_name(encoder, encoder_name, resize, view)
     folder.mkdir(parents=True, exist_ok=True)
     store = Features(folder)
     missing = sum(photo not in store for photo in photos)
@@ -149,7 +160,8 @@ def extract(
     unreadable: dict[Path, str] = {}
     parts = [photos[first : first + SHARD_PHOTOS] for first in range(0, len(photos), SHARD_PHOTOS)]
     left = [part for part in parts if any(photo not in store for photo in part)]
-    with bar(f"Regions ({encoder_name})", missing, "photos") as running:
+    what = f"{encoder_name}, view {view}" if view else encoder_name
+    with bar(f"Regions ({what})", missing, "photos") as running:
         while left:
             busy = []
             for part in left:
@@ -166,7 +178,7 @@ def extract(
                     _extract_part(
                         encode,
                         [photo for photo in part if photo not in store],
-                        (image_size_of(encoder), resize),
+                        (image_size_of(encoder), resize, view),
                         folder,
                         unreadable,
                         running.advance,
@@ -182,7 +194,7 @@ def extract(
 def _extract_part(
     encode: Callable[[np.ndarray], tf.Tensor],
     photos: Sequence[Path],
-    how: tuple[int, str],
+    how: tuple[int, str, int],
     folder: Path,
     unreadable: dict[Path, str],
     advance: Callable[[], None],

@@ -16,7 +16,7 @@ import numpy as np
 
 from captioner import __version__, datasets, inference, search
 from captioner.boxes import BoxedPhoto, Boxes, Names, find_instances, read_boxes
-from captioner.config import DataConfig, SearchConfig
+from captioner.config import CompleteSearch, DataConfig, SearchConfig
 from captioner.datasets import Example
 from captioner.errors import InputError
 from captioner.evidence import evidence_maps
@@ -153,7 +153,8 @@ def ground(
             f"{files[0]}: none of the {len(photos)} photos of {data.data} is in it; give the "
             "instances JSON of these photos with --boxes FILE"
         )
-    words, unreadable = _measure(_Meter(writer, annotated, options, reference), examples)
+    search_options = options.completed(writer.model.decoding)
+    words, unreadable = _measure(_Meter(writer, annotated, search_options, reference), examples)
     kind = "reference" if reference else "generated"
     seen = len(examples) - unreadable
     if not words:
@@ -170,7 +171,7 @@ def ground(
         "photos_without_words": seen - counted,
         "unreadable_photos": unreadable,
         "captions": kind,
-        "search": _search(options, reference),
+        "search": _search(search_options, reference),
         "look": "expected" if reference else options.look,
         "max_words": options.max_words,
         "split": split or "all",
@@ -231,7 +232,7 @@ def _ratio(cell: Mapping[str, Any], baseline: str) -> str:
     return "" if ratio is None else f"{ratio:.2f}"
 
 
-def _search(options: SearchConfig, reference: bool) -> str:
+def _search(options: CompleteSearch, reference: bool) -> str:
     if reference:
         return "teacher forcing"
     how = "sampling" if options.sample else f"beam {options.beam}"

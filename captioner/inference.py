@@ -13,7 +13,7 @@ from PIL import Image
 
 from captioner import search
 from captioner.caption import Caption
-from captioner.config import SearchConfig
+from captioner.config import CompleteSearch, SearchConfig
 from captioner.decoder import DecoderState
 from captioner.errors import InputError
 from captioner.evidence import evidence_maps
@@ -22,7 +22,7 @@ from captioner.images import Geometry, load_square, to_upright_rgb
 from captioner.model import Captioner, load_model
 from captioner.text import END, PAD, START, UNKNOWN, join
 
-__all__ = ["Writer", "describe", "describe_files", "load", "shipped_model"]
+__all__ = ["Writer", "describe", "describe_files", "load", "model_file", "shipped_model"]
 
 RUN_MODEL = "captioner.keras"
 
@@ -42,12 +42,17 @@ def load(path: str | Path | None = None) -> Captioner:
     Raises:
         InputError: there is no model at `path`, or it cannot be read.
     """
+    return load_model(model_file(path))
+
+
+def model_file(path: str | Path | None = None) -> Path:
+    """The `.keras` file that `load` reads."""
     path = shipped_model() if path is None or str(path) == "shipped" else Path(path)
-    if path.is_dir():
-        if not (path / RUN_MODEL).is_file():
-            raise InputError(f"{path}: no {RUN_MODEL} in this folder: is it a run of train.py?")
-        path = path / RUN_MODEL
-    return load_model(path)
+    if not path.is_dir():
+        return path
+    if not (path / RUN_MODEL).is_file():
+        raise InputError(f"{path}: no {RUN_MODEL} in this folder: is it a run of train.py?")
+    return path / RUN_MODEL
 
 
 class Writer:
@@ -65,7 +70,7 @@ class Writer:
             autograph=False,
         )
         self._encoded = 0
-        self._searches: dict[SearchConfig, Any] = {}
+        self._searches: dict[CompleteSearch, Any] = {}
 
     def encode(self, squares: np.ndarray) -> Any:
         """Regions `(B, L, D)` of squares `(B, size, size, 3)`, uint8."""
@@ -80,7 +85,7 @@ class Writer:
         if options.seed < 0:
             raise InputError(f"seed is {options.seed}: it must be at least 0")
         self.model.decoder.reseed(options.seed)
-        key = dataclasses.replace(options, seed=0)
+        key = dataclasses.replace(options.completed(self.model.decoding), seed=0)
         if key not in self._searches:  # traced once for all numbers of photos
             self._searches[key] = tf.function(
                 functools.partial(self._search, key),
@@ -93,7 +98,7 @@ class Writer:
         found = self._searches[key](tf.cast(regions, tf.float32), tf.constant(options.seed))
         return search.hypotheses(found)
 
-    def _search(self, options: SearchConfig, regions: Any, seed: Any) -> search.Found:
+    def _search(self, options: CompleteSearch, regions: Any, seed: Any) -> search.Found:
         """From regions to what a search found, one graph."""
         memory, state = self.model.begin(regions)
         decoder = self.model.decoder
@@ -118,6 +123,7 @@ class Writer:
             "banned": (PAD, START, UNKNOWN),
             "max_words": options.max_words,
             "length_penalty": options.length_penalty,
+            "no_repeat": options.no_repeat,
         }
         if options.sample:
             return search.sample(

@@ -21,7 +21,7 @@ from captioner.localizer import Localizer, teaching_loss
 from captioner.reinforce import BASELINE_POSITIONS, rewards, surrogate, updated_baseline
 from captioner.text import END, PAD, Vocabulary
 
-__all__ = ["Captioner", "load_model", "save_model"]
+__all__ = ["Captioner", "load_model", "save_decoding", "save_model"]
 
 
 @keras.saving.register_keras_serializable("captioner")
@@ -33,7 +33,7 @@ class Captioner(keras.Model):
         words: the vocabulary without special tokens, in the order of their ids.
         resize: how photos become the encoder's square: `stretch`, `crop` or `pad`.
         units, attention_units, embedding_units, attention, score, word_query, dropout,
-            expected_share: as for `captioner.decoder.Decoder`.
+            tied, expected_share: as for `captioner.decoder.Decoder`.
         positions: whether regions know where they are: see `captioner.attention.Positions`.
         self_attention: number of self-attention layers over the regions before decoding.
         regularizer: lambda of the doubly stochastic regulariser (eq. 14), on the paper's scale.
@@ -42,6 +42,7 @@ class Captioner(keras.Model):
             `captioner.localizer`. Above 0 the model has a localiser, which only training uses.
         reward_weight, entropy_weight, baseline_decay: lambda_r, lambda_e and the baseline's decay
             of hard attention: see `captioner.reinforce`.
+        decoding: how it writes best, where that was tuned: fields of `SearchConfig` by name.
         about: facts about the model's making, for people: data set, scores, version.
 
     Call arguments: a dict with
@@ -65,6 +66,7 @@ class Captioner(keras.Model):
         attention: str = "soft",
         score: str = "additive",
         word_query: bool = False,
+        tied: bool = False,
         dropout: float = 0.5,
         positions: bool = False,
         self_attention: int = 0,
@@ -75,6 +77,7 @@ class Captioner(keras.Model):
         entropy_weight: float = 0.02,
         baseline_decay: float = 0.9,
         grounding_weight: float = 0.0,
+        decoding: dict[str, Any] | None = None,
         about: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -89,6 +92,7 @@ class Captioner(keras.Model):
         self.entropy_weight = entropy_weight
         self.baseline_decay = baseline_decay
         self.grounding_weight = grounding_weight
+        self.decoding = dict(decoding or {})
         self.about = dict(about or {})
         self.positions: Any = None
         if positions:
@@ -107,6 +111,7 @@ class Captioner(keras.Model):
             dropout,
             expected_share,
             word_query,
+            tied,
             dtype=self.dtype_policy,
             name="decoder",
         )
@@ -215,8 +220,10 @@ class Captioner(keras.Model):
         weighs them as in the paper, where both are summed over a caption.
 
         With `sample_weight (B, C)`, captions are not equally likely to be learned: the loss is
-        their weighted negative log-likelihood (and the regulariser), whose gradient is that of the
-        mean reward if captions were sampled and weights are their advantages.
+        their weighted negative log-likelihood, whose gradient is that of the mean reward if
+        captions were sampled and weights are their advantages. The regulariser is left out: its
+        gradient, the same at every step, would drown that of rewards, which differ by a tenth or
+        two.
         """
         real = ops.cast(ops.not_equal(y, PAD), "float32")  # (B, C, T)
         number_of_words = ops.maximum(ops.sum(real), 1.0)
@@ -243,7 +250,7 @@ class Captioner(keras.Model):
                 losses = ops.scatter(place[:, None], losses, (ops.size(real),))
             log_likelihood = -ops.reshape(losses, ops.shape(real))
             loss = loss + self._hard_loss(log_likelihood, real, y_pred) / number_of_words
-        if self.has_attention and self.regularizer:
+        if self.has_attention and self.regularizer and sample_weight is None:
             # Words after the end look nowhere: only real words count (REFERENCE.md, section 2).
             looked = ops.sum(y_pred["attention"] * real[..., None], axis=2)  # (B, C, L)
             is_caption = ops.max(real, axis=-1)  # 0 for the rows that fill up a batch
@@ -313,6 +320,7 @@ class Captioner(keras.Model):
             "attention": decoder.attention_kind,
             "score": decoder.score,
             "word_query": decoder.word_query,
+            "tied": decoder.tied,
             "dropout": decoder.dropout,
             "positions": self.positions is not None,
             "self_attention": len(self.region_layers),
@@ -323,6 +331,7 @@ class Captioner(keras.Model):
             "grounding_weight": self.grounding_weight,
             "regularizer": self.regularizer,
             "label_smoothing": self.label_smoothing,
+            "decoding": self.decoding,
             "about": self.about,
         }
 
@@ -393,6 +402,22 @@ def _copy_half(target: h5py.File, key: str, item: h5py.Group | h5py.Dataset) -> 
         copy = target.create_dataset(key, data=values.astype(np.float16) if is_float else values)
     for name, value in item.attrs.items():
         copy.attrs[name] = value
+
+
+def save_decoding(path: Path, decoding: dict[str, Any]) -> None:
+    """Writes into a `.keras` file how its model writes best; nothing else of it changes."""
+    with (
+        replacing(path) as partial,
+        zipfile.ZipFile(path) as source,
+        zipfile.ZipFile(partial, "w") as target,
+    ):
+        for member in source.infolist():
+            content = source.read(member)
+            if member.filename == "config.json":
+                config = json.loads(content)
+                config["config"]["decoding"] = decoding
+                content = json.dumps(config).encode()
+            target.writestr(member, content)
 
 
 def load_model(path: Path) -> Captioner:

@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 DEFAULT_LENGTH_PENALTY = 0.7
+NOTHING = -1  # no token
 LEAVE = 0.75  # done photos leave together, once no more than this share of the rows is left
 
 
@@ -132,6 +133,7 @@ def greedy(
     max_words: int,
     min_words: int = 1,
     length_penalty: float = DEFAULT_LENGTH_PENALTY,
+    no_repeat: int = 0,
 ) -> Found:
     """The most probable word, every time.
 
@@ -146,6 +148,8 @@ def greedy(
         max_words: a caption longer than this is cut off.
         min_words: the end token is not allowed before this many words.
         length_penalty: see the module; it changes the score, not the words.
+        no_repeat: no sequence of this many words, at least 2, stands in a caption twice; 0: any
+            may.
 
     Returns:
         One caption for each of the `B` photos.
@@ -153,7 +157,7 @@ def greedy(
     Raises:
         InputError: an option is out of range.
     """
-    limits = _Limits(start, end, banned, min_words, max_words, length_penalty)
+    limits = _Limits(start, end, banned, min_words, max_words, length_penalty, no_repeat)
 
     def most_probable(log_probabilities: Any, words: Any, rows: Any) -> Any:
         return tf.argmax(log_probabilities, axis=-1, output_type=tf.int32)
@@ -178,6 +182,7 @@ def sample(
     seed: Any = 0,
     count: int = 1,
     length_penalty: float = DEFAULT_LENGTH_PENALTY,
+    no_repeat: int = 0,
 ) -> Found:
     """Words drawn from the model's distribution, sharpened and truncated as asked.
 
@@ -187,8 +192,8 @@ def sample(
     captions, but a photo's draws depend on its place in the batch.
 
     Args:
-        step, state, memory, regions, start, end, banned, max_words, min_words, length_penalty:
-            as in `greedy`.
+        step, state, memory, regions, start, end, banned, max_words, min_words, length_penalty,
+            no_repeat: as in `greedy`.
         temperature: above 0; below 1 sharpens, above 1 flattens.
         top_k: how many words may be drawn; `None` for all.
         top_p: probability, in (0, 1], that the words which may be drawn must reach; 1 for all.
@@ -201,7 +206,7 @@ def sample(
     Raises:
         InputError: an option is out of range.
     """
-    limits = _Limits(start, end, banned, min_words, max_words, length_penalty)
+    limits = _Limits(start, end, banned, min_words, max_words, length_penalty, no_repeat)
     _require(temperature > 0, "temperature", temperature, "above 0")
     _require(top_k is None or top_k >= 1, "top_k", top_k, "at least 1")
     _require(0 < top_p <= 1, "top_p", top_p, "above 0 and at most 1")
@@ -247,6 +252,7 @@ def beam(
     beam: int = 5,
     n_best: int = 1,
     length_penalty: float = DEFAULT_LENGTH_PENALTY,
+    no_repeat: int = 0,
 ) -> Found:
     """The best captions that keeping `beam` beginnings at a time can find.
 
@@ -260,7 +266,8 @@ def beam(
     where the length rule would prefer to end earlier or later.
 
     Args:
-        step, state, memory, regions, start, end, banned, max_words, min_words: as in `greedy`.
+        step, state, memory, regions, start, end, banned, max_words, min_words, no_repeat: as in
+            `greedy`.
         beam: `K`, how many beginnings are kept.
         n_best: how many captions to find for each photo.
         length_penalty: see the module.
@@ -271,15 +278,16 @@ def beam(
     Raises:
         InputError: an option is out of range.
     """
-    limits = _Limits(start, end, banned, min_words, max_words, length_penalty)
+    limits = _Limits(start, end, banned, min_words, max_words, length_penalty, no_repeat)
     _require(beam >= 1, "beam", beam, "at least 1")
     _require(1 <= n_best <= beam, "n_best", n_best, f"from 1 to the beam size, {beam}")
     if beam == 1:
         return greedy(
             step, state, memory, regions, start=start, end=end, banned=banned,
             max_words=max_words, min_words=min_words, length_penalty=length_penalty,
+            no_repeat=no_repeat,
         )  # fmt: skip
-    rows = _Rows.all(state, memory, start, beam)
+    rows = _Rows.all(state, memory, limits, beam)
     photos = tf.shape(rows.number)[0]
     # All beams begin alike: one lives, or each caption would be found `beam` times.
     first = tf.where(tf.range(beam) == 0, 0.0, -np.inf)
@@ -309,6 +317,7 @@ def beam(
 
         # The best continuations are among every beam's own best.
         allowed = log_probabilities + limits.mask(log_probabilities, False)
+        allowed = limits.without_repeats(allowed, rows.written)
         width = min(beam, allowed.shape[-1])
         values, following = tf.math.top_k(allowed, width)  # (R, K, width), ties: the lower token
         values, following = (
@@ -330,7 +339,9 @@ def beam(
         # Log p is at most 0 and the divisor grows with length: nothing can score above this.
         reachable = limits.score(live[:, 0], max_words + 1)
         done = tf.logical_or(mine.scores[:, -1] >= reachable, last)
-        rows, (live,) = rows._replace(tokens=tokens, state=state).without(done, (live,))
+        written = limits.with_words(tf.gather(rows.written, parents, batch_dims=1), tokens)
+        rows = rows._replace(tokens=tokens, written=written, state=state)
+        rows, (live,) = rows.without(done, (live,))
         return words + 1, rows, live, pool, lives, log, nan
 
     lives = tf.fill((photos, beam), tf.constant(-np.inf, tf.float64))
@@ -413,12 +424,19 @@ class _Limits:
     min_words: int
     max_words: int
     length_penalty: float
+    no_repeat: int
 
     def __post_init__(self) -> None:
         _require(self.max_words >= 1, "max_words", self.max_words, "at least 1")
         what = f"from 1 to max_words, {self.max_words}"
         _require(1 <= self.min_words <= self.max_words, "min_words", self.min_words, what)
         _require(self.length_penalty >= 0, "length_penalty", self.length_penalty, "at least 0")
+        _require(
+            self.no_repeat == 0 or self.no_repeat >= 2,
+            "no_repeat",
+            self.no_repeat,
+            "0, or 2 or more",
+        )
         if self.end in self.banned:
             raise ValueError(f"the end token {self.end} is banned: no caption could finish")
 
@@ -429,6 +447,33 @@ class _Limits:
         forbidden |= (token == self.end) & tf.logical_not(may_end)
         return tf.cast(tf.where(forbidden, -np.inf, 0.0), log_probabilities.dtype)
 
+    @property
+    def remembered(self) -> int:
+        """How many words back it must be known what was written."""
+        return self.max_words if self.no_repeat else 0
+
+    def with_words(self, written: Any, tokens: Any) -> Any:
+        """What was written, `(R, K, remembered)`, the last word last, with the next words."""
+        return (
+            tf.concat([written, tokens[..., None]], axis=-1)[..., 1:]
+            if self.remembered
+            else written
+        )
+
+    def without_repeats(self, allowed: Any, written: Any) -> Any:
+        """`allowed (R, K, V)`, -inf for words that `no_repeat` forbids."""
+        n, words = self.no_repeat, self.remembered
+        if words < n or not n:
+            return allowed
+        # Every n - 1 words in a row that equal the last n - 1, and the word that followed them.
+        same = tf.fill(tf.shape(written[..., n - 1 :]), True)
+        for back in range(1, n):
+            same &= written[..., n - 1 - back : words - back] == written[..., -back, None]
+        following = tf.where(same, written[..., n - 1 :], NOTHING)
+        again = tf.one_hot(following, allowed.shape[-1], on_value=True, off_value=False)
+        again = tf.reduce_any(again, axis=-2)
+        return tf.where(again, tf.constant(-np.inf, allowed.dtype), allowed)
+
     def score(self, total: Any, tokens: Any) -> Any:
         return total / tf.cast(tokens, tf.float64) ** self.length_penalty
 
@@ -438,17 +483,20 @@ class _Rows(NamedTuple):
 
     number: Any  # (R,), which of the B photos
     tokens: Any  # (R, K), the last words
+    written: Any  # (R, K, remembered), all words so far behind `NOTHING`
     state: Any  # of tensors (R, K, ...)
     memory: Any  # of tensors (R, ...)
 
     @classmethod
-    def all(cls, state: Any, memory: Any, start: int, count: int) -> "_Rows":
+    def all(cls, state: Any, memory: Any, limits: _Limits, count: int) -> "_Rows":
         state, memory = (tf.nest.map_structure(tf.convert_to_tensor, x) for x in (state, memory))
         photos = tf.shape(tf.nest.flatten(state)[0])[0]
         state = tf.nest.map_structure(
             lambda part: tf.tile(part, [1, count] + [1] * (len(part.shape) - 2)), state
         )
-        return cls(tf.range(photos), tf.fill((photos, count), start), state, memory)
+        first = tf.fill((photos, count), limits.start)
+        written = tf.fill((photos, count, limits.remembered), NOTHING)
+        return cls(tf.range(photos), first, written, state, memory)
 
     def without(self, done: Any, others: Any) -> tuple["_Rows", Any]:
         """Lets those who are done go, if they are many: that copies all the others' memory.
@@ -559,7 +607,7 @@ def _roll_out(
         choose: tokens `(R, K)` by allowed log p `(R, K, V)`, the number of words so far, and which
             of the photos they are, `(R,)`.
     """
-    rows = _Rows.all(state, memory, limits.start, count)
+    rows = _Rows.all(state, memory, limits, count)
     photos = tf.shape(rows.number)[0]
     slots = tf.broadcast_to(tf.range(count), (photos, count))
     totals = tf.zeros((photos, count), tf.float64)  # sum of log p
@@ -572,6 +620,7 @@ def _roll_out(
         nan = tf.where(tf.reduce_any(tf.math.is_nan(log_probabilities)), words, nan)
         last = words == limits.max_words
         allowed = log_probabilities + limits.mask(log_probabilities, words >= limits.min_words)
+        allowed = limits.without_repeats(allowed, rows.written)
         # What has ended ends again, at no cost.
         token = tf.range(allowed.shape[-1])
         again = tf.cast(tf.where(token == limits.end, 0.0, -np.inf), allowed.dtype)
@@ -595,7 +644,8 @@ def _roll_out(
         choices = _Choices(parents, tokens, chosen, output.attention, output.gate)
         log = log.write(words, rows, photos, choices)
         done = tf.logical_or(tf.reduce_all(finished, axis=1), last)
-        rows = rows._replace(tokens=tokens, state=output.state)
+        written = limits.with_words(rows.written, tokens)
+        rows = rows._replace(tokens=tokens, written=written, state=output.state)
         rows, (totals, finished) = rows.without(done, (totals, finished))
         return words + 1, rows, totals, finished, everyone, log, nan, stuck
 

@@ -6,6 +6,7 @@ end, `samples.html`. Every file is renamed into place, so whatever moment a run 
 folder can be used and the run resumed.
 """
 
+import contextlib
 import csv
 import dataclasses
 import io
@@ -21,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from captioner import __version__, datasets, metrics, overlay
+from captioner.averaging import MovingAverage
 from captioner.batches import Batches
 from captioner.config import SearchConfig, TrainConfig
 from captioner.curves import save_curves
@@ -143,7 +145,15 @@ def train(config: TrainConfig, out: Path, *, resume: bool = False) -> Path:
     if not train_examples or not dev_examples:
         raise InputError(f"{data.root}: none of the photos of train or of dev can be read")
 
-    run = _Run(config, out, encoder, vocabulary, features, train_examples, dev_examples)
+    views = [features]
+    for view in range(1, config.training.views):
+        paths = [example.path for example in train_examples]
+        more, _ = extract(
+            encoder, backbone.encoder, backbone.resize, paths, out.parent / "features", view
+        )
+        views.append(more)
+
+    run = _Run(config, out, encoder, vocabulary, views, train_examples, dev_examples)
     if start is not None:
         run.start_from(start)
     if resume:
@@ -166,16 +176,16 @@ class _Run:
         out: Path,
         encoder: keras.Model,
         vocabulary: Vocabulary,
-        features: Features,
+        views: Sequence[Features],
         train_examples: Sequence[Example],
         dev_examples: Sequence[Example],
     ) -> None:
         self.config, self.out = config, out
-        self.features, self.dev_examples = features, dev_examples
+        self.features, self.dev_examples = views[0], dev_examples
         self.progress = Progress()
         options, fit = config.model, config.training
         self.batches = Batches(
-            features,
+            views,
             train_examples,
             vocabulary,
             fit.batch_photos,
@@ -192,6 +202,7 @@ class _Run:
             attention=options.attention,
             score=options.score,
             word_query=options.word_query,
+            tied=options.tied,
             dropout=options.dropout,
             positions=options.positions,
             self_attention=options.self_attention,
@@ -226,6 +237,9 @@ class _Run:
         )
         self.model.compile(optimizer=optimizer, jit_compile=False)
         optimizer.build(self.model.trainable_variables)
+        self.average = None
+        if fit.average:
+            self.average = MovingAverage(self.model.trainable_variables, fit.average)
         # What is scored and saved: float32, and compiled once for all epochs.
         self.twin = self.model.in_float32()
         self.writer = Writer(self.twin)
@@ -240,6 +254,8 @@ class _Run:
                 f"--start-from {self.config.training.start_from}: its layers have other shapes; "
                 "give --units, --self-attention, --score and so on as it was trained with"
             ) from error
+        if self.average:
+            self.average.restart()
 
     def train(self) -> None:
         fit = self.config.training
@@ -267,6 +283,8 @@ class _Run:
         if progress.likely_epochs < 0:
             if progress.best_epoch >= 0:  # with --start-from and --epochs 0 there is none
                 self.model.take_weights(load_model(self.out / RUN_MODEL))
+            if self.average:
+                self.average.restart()
             self.progress = dataclasses.replace(progress, likely_epochs=progress.epoch)
             self.save()
         self.by_score.assign(True)
@@ -370,9 +388,14 @@ class _Run:
             return {}
         return {"baseline": float(self.model.baseline.numpy()[:10].mean())}
 
+    def _publish(self) -> None:
+        """Gives the twin the weights that are scored and saved."""
+        with self.average.applied() if self.average else contextlib.nullcontext():
+            self.twin.take_weights(self.model)
+
     def score_dev(self) -> dict[str, float]:
         """BLEU-4 and CIDEr of freely generated dev captions: each photo once, all references."""
-        self.twin.take_weights(self.model)
+        self._publish()
         candidates = {}
         places = self.features.locate([example.path for example in self.dev_examples])
         for first in track(
@@ -388,7 +411,7 @@ class _Run:
         return metrics.fast_scores(candidates, references)
 
     def _save_model(self) -> None:
-        self.twin.take_weights(self.model)
+        self._publish()
         self.twin.about = {
             **self.twin.about,
             "epoch": self.progress.epoch,
@@ -433,7 +456,8 @@ class _Run:
         layers = [variable for layer in model.learned for variable in layer.variables]
         baseline = [model.baseline] if self._is_hard else []
         localizer = [] if model.localizer is None else model.localizer.variables
-        return [*layers, *baseline, *localizer, *model.optimizer.variables]
+        average = self.average.variables if self.average else []
+        return [*layers, *baseline, *localizer, *average, *model.optimizer.variables]
 
     def stop_early(self) -> None:
         """What is kept when the user stops the run."""
@@ -494,6 +518,8 @@ class _Watcher(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._batches += 1
+        if self._run.average:
+            self._run.average.update()
         run, before, now = self._run, self._before, time.monotonic()
         done = before.batch + self._batches
         # Keras' logs are means since `fit` began: those of a resumed epoch lack its first part.

@@ -29,7 +29,7 @@ def batches(captions: list[tuple[str, ...]], batch_photos: int = 2, seed: int = 
         Example(str(number), Path(f"{number}.jpg"), texts, "train")
         for number, texts in enumerate(captions, 1)
     ]
-    return Batches(FakeFeatures(), examples, VOCABULARY, batch_photos, 6, seed)
+    return Batches([FakeFeatures()], examples, VOCABULARY, batch_photos, 6, seed)
 
 
 def test_token_rows() -> None:
@@ -148,3 +148,39 @@ print(faults() - before)
         [sys.executable, "-c", code], cwd=project, capture_output=True, text=True, check=True
     )
     assert int(done.stdout) < 50 * 2048 / 10
+
+
+class Mirrored(FakeFeatures):
+    """The photos' second view: regions of the photo's negative number."""
+
+    def read(self, places: list[int]) -> np.ndarray:
+        return -super().read(places)
+
+
+def test_views_take_turns_but_not_where_a_caption_names_a_side() -> None:
+    captions = [("a", "b on the Left"), ("c",), ("d e",), ("f leftover",), ("g",)]
+    examples = [
+        Example(str(number), Path(f"{number}.jpg"), texts, "train")
+        for number, texts in enumerate(captions, 1)
+    ]
+    data = Batches([FakeFeatures(), Mirrored()], examples, VOCABULARY, 2, 6, 0)
+    seen: dict[int, list[bool]] = {number: [] for number in range(1, 6)}
+    for epoch in range(40):
+        data.start_epoch(epoch)
+        for index in range(len(data)):
+            for number in data[index][0]["regions"][:, 0, 0].astype(int):
+                if number:
+                    seen[abs(number)].append(number < 0)
+    assert not any(seen.pop(1))
+    assert all(len(views) == 40 and 10 < sum(views) < 30 for views in seen.values())
+
+
+def test_a_resumed_epoch_shows_the_same_views() -> None:
+    examples = [Example(str(one), Path(f"{one}.jpg"), ("a",), "train") for one in range(1, 8)]
+
+    def regions(first: int) -> list[np.ndarray]:
+        data = Batches([FakeFeatures(), Mirrored()], examples, VOCABULARY, 2, 6, 0)
+        data.start_epoch(3, first)
+        return [data[index][0]["regions"] for index in range(len(data))]
+
+    np.testing.assert_array_equal(regions(0)[2:], regions(2))

@@ -74,7 +74,7 @@ def test_captions_are_as_long_as_flickr8k(data_root: Path) -> None:
     def batches(examples: Sequence[Example]) -> tuple[Counter[int], float]:
         """How many batches have how many steps, and the mean words of a caption."""
         words = Vocabulary.build((text for one in examples for text in one.captions), min_count=5)
-        all_of_them = Batches(NoFeatures(), examples, words, 32, 24, 1)
+        all_of_them = Batches([NoFeatures()], examples, words, 32, 24, 1)
         tokens = [all_of_them.tokens(number) for number in range(len(all_of_them))]
         mean = np.mean([np.count_nonzero(one[..., 1:], axis=-1).mean() for one in tokens[:-1]])
         return Counter(one.shape[2] - 1 for one in tokens), float(mean)

@@ -102,7 +102,7 @@ def test_a_bad_photo_is_named_and_the_others_are_captioned(
         (["caption"], "no photo given: name a photo, or a folder of photos"),
         (["caption", "nowhere.jpg"], "nowhere.jpg: no such file or folder"),
         (["caption", __file__, "--model", "none.keras"], "none.keras: no such model file"),
-        (["caption", __file__, "--beam", "many"], "--beam: invalid literal for int()"),
+        (["caption", __file__, "--beam", "many"], "Error parsing --beam: no type matching {None}|INT could be instantiated from ['many']"),
         (["evaluate"], "--data PATH is needed"),
         (["evaluate", "--data", "nowhere"], "nowhere does not exist"),
         (["train", "--scores", "dot"], "Unrecognized options: --scores"),
@@ -189,6 +189,42 @@ def test_evaluate(
     options = ["--images", photos, "--model", run_folder, "--split", "train", "--out", out]
     assert run("evaluate", "--data", table, *options) == 0
     assert json.loads(out.read_text())["cider"] is None  # one photo has no idf
+
+
+def test_tune_saves_what_is_then_the_default(
+    model: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "captions.csv"
+    table.write_text(
+        "photo,caption,split\na.jpg,word1 word2,dev\ntrip/b.png,word3 word4 word5,dev\n"
+        "trip/day 2/b.webp,word1,test\n"
+    )
+    data = ["--data", table, "--images", photos]
+    before = inference.load(model)
+    status = run(
+        *("tune", *data, "--model", model, "--out", tmp_path / "tuned.json"),
+        *("--beams", 2, 3, "--length-penalties", 0.5, "--no-repeats", 0, 2),
+    )
+    assert status == 0
+    tuned = json.loads((tmp_path / "tuned.json").read_text())
+    assert [(row["beam"], row["no_repeat"]) for row in tuned["tried"]] == [
+        (2, 0), (2, 2), (3, 0), (3, 2)
+    ]  # fmt: skip
+    best = max(tuned["tried"], key=lambda row: row["cider"])
+    assert tuned["best"] == {name: best[name] for name in ("beam", "length_penalty", "no_repeat")}
+    after = inference.load(model)
+    assert after.decoding == tuned["best"]
+    for mine, other in zip(after.weights, before.weights, strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+    run("evaluate", *data, "--model", model, "--out", tmp_path / "scores.json")
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert scores["search"] == f"beam {best['beam']}"
+    assert "** 0.5" in scores["length_rule"]
+    run("evaluate", *data, "--model", model, "--out", tmp_path / "scores.json", "--beam", 1)
+    assert json.loads((tmp_path / "scores.json").read_text())["search"] == "beam 1"
+    capsys.readouterr()
+    assert run("tune", *data, "--model", model, "--beams") == 2
 
 
 @pytest.mark.slow

@@ -127,6 +127,7 @@ OPTIONS: list[tuple[str, Any, set[str], set[str]]] = [
     ("self_attention", 1, MULTI_HEAD, set()),
     ("dropout", 0.25, set(), set()),
     ("word_query", True, set(), set()),
+    ("tied", True, {"word_bias"}, {"head_words/kernel", "head_words/bias"}),
     ("regularizer", 0.0, set(), set()),
     ("label_smoothing", 0.1, set(), set()),
     ("expected_share", 0.25, set(), set()),

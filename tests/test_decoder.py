@@ -74,17 +74,20 @@ def paper(layer: Decoder, regions: np.ndarray, words: np.ndarray) -> dict[str, n
             + value["head_hidden/bias"]
             + z @ value["head_context/kernel"]
         )
-        logits.append(head @ value["head_words/kernel"] + value["head_words/bias"])
+        if layer.tied:
+            logits.append(value["embedding/embeddings"] @ head + value["word_bias"])
+        else:
+            logits.append(head @ value["head_words/kernel"] + value["head_words/bias"])
         alphas.append(alpha)
         betas.append(beta[0])
     return {"logits": np.array(logits), "attention": np.array(alphas), "gate": np.array(betas)}
 
 
-@pytest.mark.parametrize("word_query", [False, True])
+@pytest.mark.parametrize("option", [None, "word_query", "tied"])
 def test_teacher_forcing_is_the_papers_mathematics(
-    regions: np.ndarray, tokens: np.ndarray, word_query: bool
+    regions: np.ndarray, tokens: np.ndarray, option: str | None
 ) -> None:
-    layer = decoder(word_query=word_query)
+    layer = decoder(**{option: True} if option else {})
     outputs = layer(regions, tokens)
     assert outputs["logits"].shape == (B, C, T, V)
     assert outputs["attention"].shape == (B, C, T, L)
@@ -241,12 +244,12 @@ def test_unknown_kinds(arguments: dict[str, str], message: str) -> None:
         Decoder(V, **arguments)
 
 
-@pytest.mark.parametrize("word_query", [False, True])
+@pytest.mark.parametrize("option", [None, "word_query", "tied"])
 def test_gradients_are_those_of_the_loss(
-    regions: np.ndarray, tokens: np.ndarray, word_query: bool
+    regions: np.ndarray, tokens: np.ndarray, option: str | None
 ) -> None:
     """Along a random direction in all weights of a kind, against a difference of two losses."""
-    layer = decoder(word_query=word_query)
+    layer = decoder(**{option: True} if option else {})
     weights = layer.trainable_weights
 
     def loss() -> tf.Tensor:

@@ -163,6 +163,40 @@ def test_a_beam_wide_enough_finds_what_trying_everything_finds(length_penalty, m
         assert all(each.finished for each in hypotheses)
 
 
+def repeats(tokens: tuple[int, ...], n: int) -> bool:
+    """Whether n words in a row stand there twice."""
+    rows = [tokens[first : first + n] for first in range(len(tokens) - n + 1)]
+    return len(set(rows)) < len(rows)
+
+
+@pytest.mark.parametrize("no_repeat", [2, 3])
+def test_without_repeats_all_others_are_found(no_repeat):
+    tables = random_tables(photos=5, vocabulary=5, seed=37)
+    step, state = markov(tables)
+    # 2 words make 62 captions of up to 5 words: none is lost.
+    found = beam(
+        step, state, **LIMITS, max_words=5, beam=32, n_best=11, length_penalty=0.7,
+        no_repeat=no_repeat,
+    )  # fmt: skip
+    for photo, hypotheses in enumerate(found):
+        expected = [
+            one for one in everything(tables[photo], 5, 1, 0.7) if not repeats(one[1], no_repeat)
+        ]
+        assert [each.tokens for each in hypotheses] == [tokens for _, tokens in expected[:11]]
+
+
+@pytest.mark.parametrize("search", SEARCHES.values(), ids=SEARCHES)
+def test_nothing_stands_there_twice(search):
+    tables = random_tables(photos=11, vocabulary=6, seed=5)
+    tables[..., END] = -7.0  # long captions
+    step, state = markov(tables)
+    options = {**LIMITS, "max_words": 9}
+    free = [one.tokens for photo in search(step, state, **options) for one in photo]
+    assert any(repeats(tokens, 2) for tokens in free)
+    bound = search(step, state, **options, no_repeat=2)
+    assert not any(repeats(one.tokens, 2) for photo in bound for one in photo)
+
+
 @pytest.mark.parametrize("length_penalty", [0.0, 0.7, 2.0])
 def test_stopping_early_changes_no_answer(length_penalty):
     tables = random_tables(photos=13, vocabulary=7, seed=3)
@@ -192,10 +226,11 @@ def test_stopping_early_changes_no_answer(length_penalty):
         assert sum(rows) < 13 * 18  # photos that are done are left out
 
 
+@pytest.mark.parametrize("no_repeat", [0, 3])
 @pytest.mark.parametrize("name", SEARCHES)
-def test_a_graph_finds_what_steps_find(name):
+def test_a_graph_finds_what_steps_find(name, no_repeat):
     tables = random_tables(photos=11, vocabulary=7, seed=29)
-    options = {**LIMITS, "max_words": 13}
+    options = {**LIMITS, "max_words": 13, "no_repeat": no_repeat}
     options |= {"sample": {"count": 3}, "beam": {"beam": 3, "n_best": 2}}.get(name, {})
     search = getattr(searches, name)
     expected = runs(search)(*markov(tables), **options)
@@ -457,6 +492,7 @@ def test_samples_come_best_first():
         (greedy, {"max_words": 0}, "max_words is 0: it must be at least 1"),
         (greedy, {"min_words": 0}, "min_words is 0: it must be from 1 to max_words, 3"),
         (greedy, {"min_words": 4}, "min_words is 4: it must be from 1 to max_words, 3"),
+        (greedy, {"no_repeat": 1}, "no_repeat is 1: it must be 0, or 2 or more"),
         (sample, {"temperature": 0.0}, "temperature is 0.0: it must be above 0"),
         (sample, {"temperature": math.nan}, "temperature is nan: it must be above 0"),
         (sample, {"top_k": 0}, "top_k is 0: it must be at least 1"),

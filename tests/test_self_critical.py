@@ -40,7 +40,7 @@ def batches(tiny_model: Captioner) -> Batches:
         Example(str(number), Path(f"{number}.jpg"), texts, "train")
         for number, texts in enumerate(CAPTIONS)
     ]
-    return Batches(Regions(), examples, tiny_model.vocabulary, 2, 7, 1)
+    return Batches([Regions()], examples, tiny_model.vocabulary, 2, 7, 1)
 
 
 def test_advantages_are_over_the_others_mean() -> None:

@@ -57,12 +57,14 @@ def config(photos: Path, **training_options: object) -> TrainConfig:
         "batch_photos": 3,
         "precision": "float32",
         "learning_rate": 0.02,
+        # With all that has a state of its own: a resumed run must get it back.
+        "views": 2,
+        "average": 0.9,
         **training_options,
     }
     return TrainConfig(
         DataConfig(data=photos),
         VocabularyConfig(min_count=1),
-        # With all that has a state of its own: a resumed run must get it back.
         ModelConfig(
             units=11,
             attention_units=5,
