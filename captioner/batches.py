@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from captioner.datasets import Example
-from captioner.features import Features
+from captioner.features import Features, Squares
 from captioner.memory import keep_freed_memory
 from captioner.text import END, PAD, START, Vocabulary, tokenize
 from captioner.views import is_mirrored, names_sides
@@ -39,14 +39,16 @@ def token_rows(vocabulary: Vocabulary, captions: Sequence[str], max_words: int) 
 class Batches:
     """One epoch of training batches, in an order that epoch and seed decide.
 
-    Item `i` is `(x, y)`: `x["regions"] (B, L, D)` float16, `x["tokens"] (B, C, T)` int32 previous
-    words, `y (B, C, T)` int32 next words; pads are 0. A photo's captions stand in order of falling
-    length, so that training can leave pads out (`captioner.packing`). The last batch is filled up
-    with rows of pads, which weigh nothing, so that batches differ in `T` only.
+    Item `i` is `(x, y)`: `x["regions"] (B, L, D)` float16 or `x["photos"] (B, size, size, 3)`
+    uint8; `x["tokens"] (B, C, T)` int32 previous words; `y (B, C, T)` int32 next words; pads are 0.
+    A photo's captions stand in order of falling length, so that training can leave pads out
+    (`captioner.packing`). The last batch is filled up with rows of pads, which weigh nothing, so
+    that batches differ in `T` only.
 
     Args:
-        views: regions on disk, one store for every view of the photos (`captioner.views`); one view
-            of a photo is drawn per epoch, but no mirrored one if its captions tell left from right.
+        views: regions on disk, or photos, one store for every view of the photos
+            (`captioner.views`); one view of a photo is drawn per epoch, but no mirrored one if its
+            captions tell left from right.
         examples: the train photos; all must be in every store.
         vocabulary: numbers the words.
         batch_photos: `B`.
@@ -56,14 +58,15 @@ class Batches:
 
     def __init__(
         self,
-        views: Sequence[Features],
+        views: Sequence[Features] | Sequence[Squares],
         examples: Sequence[Example],
         vocabulary: Vocabulary,
         batch_photos: int,
         max_words: int,
         seed: int,
     ) -> None:
-        self._views = views
+        self._views: Sequence[Any] = views
+        self._what = "photos" if isinstance(views[0], Squares) else "regions"
         rows = [token_rows(vocabulary, example.captions, max_words) for example in examples]
         kept = [number for number, captions in enumerate(rows) if captions]
         if not kept:
@@ -125,16 +128,15 @@ class Batches:
 
     def __getitem__(self, index: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
         chosen, tokens = self._order[index], self.tokens(index)
-        regions = np.concatenate(
-            [
-                self._views[self._view[number]].read([self._places[self._view[number]][number]])
-                for number in chosen
-            ]
-        )
+        rows: Any = [None] * len(chosen)
+        for view in {self._view[number] for number in chosen}:
+            mine = [slot for slot, number in enumerate(chosen) if self._view[number] == view]
+            places = [self._places[view][chosen[slot]] for slot in mine]
+            for slot, row in zip(mine, self._views[view].read(places), strict=True):
+                rows[slot] = row
         missing = self._batch_photos - len(chosen)
-        if missing:
-            regions = np.concatenate([regions, np.zeros((missing, *regions.shape[1:]), np.float16)])
-        return {"regions": regions, "tokens": tokens[:, :, :-1]}, tokens[:, :, 1:]
+        inputs = np.stack([*rows, *[np.zeros_like(rows[0])] * missing])
+        return {self._what: inputs, "tokens": tokens[:, :, :-1]}, tokens[:, :, 1:]
 
     def dataset(self) -> tf.data.Dataset:
         """The epoch for `fit`, read a few batches ahead.
@@ -149,9 +151,9 @@ class Batches:
 
         x, y = self[0]
         rows = tf.TensorSpec((*y.shape[:2], None), tf.int32)
-        regions = tf.TensorSpec(x["regions"].shape, tf.float16)
+        inputs = tf.TensorSpec(x[self._what].shape, x[self._what].dtype)
         data = tf.data.Dataset.from_generator(
-            batches, output_signature=({"regions": regions, "tokens": rows}, rows)
+            batches, output_signature=({self._what: inputs, "tokens": rows}, rows)
         )
         return data.apply(tf.data.experimental.assert_cardinality(len(self))).prefetch(4)
 

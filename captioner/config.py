@@ -112,6 +112,11 @@ class TrainingConfig:
     start_from: Path | None = None
     """A trained model of the same sizes to start with, its weights and vocabulary: a .keras file, a
     run folder, or "shipped". To fine-tune it on other photos, or to let hard attention learn."""
+    fine_tune: bool = False
+    """Whether the encoder is trained as well, on photos instead of kept regions. Slower, and of use
+    only once the rest has learned: with --start-from."""
+    encoder_learning_rate: float = 5e-5
+    """With --fine-tune: the encoder's highest learning rate; it rises and falls like the other."""
     epochs: int = 14
     """Times that every train photo is seen, with all its captions."""
     soft_epochs: int = 0

@@ -29,7 +29,7 @@ from captioner.images import Geometry, load_square
 from captioner.progress import bar
 from captioner.views import cropped_side, view_of
 
-__all__ = ["Features", "extract", "load_squares", "store_name"]
+__all__ = ["Features", "Squares", "extract", "load_squares", "store_name"]
 
 SHARD_PHOTOS = 512  # about 64 MB of 7x7x1280 regions: what a kill can cost, and one file to map
 BATCH_PHOTOS = 32
@@ -114,6 +114,37 @@ class Features:
             start = header + row * size * np.dtype(np.float16).itemsize
             rows.append(np.fromfile(path, np.float16, size, offset=start).reshape(shape))
         return np.stack(rows)
+
+
+class Squares:
+    """Photos as the encoder sees them, read anew every time: in place of `Features` where the
+    encoder itself changes.
+
+    Args:
+        size: the side of the squares, pixels.
+        resize: how photos become squares: `stretch`, `crop` or `pad`.
+        view: which view of them: see `captioner.views`.
+    """
+
+    def __init__(self, size: int, resize: str, view: int = 0) -> None:
+        self._how = size, resize, view
+
+    def locate(self, photos: Sequence[Path]) -> list[Path]:
+        """Where each photo is, for `read`."""
+        return list(photos)
+
+    def read(self, places: Sequence[Path]) -> np.ndarray:
+        """Squares `(len(places), size, size, 3)` uint8, in the order of the places.
+
+        Raises:
+            InputError: a photo cannot be read any more.
+        """
+        squares = []
+        for _, square, _ in load_squares(places, *self._how):
+            if isinstance(square, InputError):
+                raise square
+            squares.append(square)
+        return np.stack(squares)
 
 
 def _key(photo: Path) -> str:

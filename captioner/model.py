@@ -29,7 +29,8 @@ class Captioner(keras.Model):
     """Photos to captions: an encoder, a decoder, and what is needed to use them on a new photo.
 
     Args:
-        encoder: a model from `captioner.encoders.build_encoder`; it stays frozen.
+        encoder: a model from `captioner.encoders.build_encoder`; it stays frozen unless
+            `train_encoder` is called.
         words: the vocabulary without special tokens, in the order of their ids.
         resize: how photos become the encoder's square: `stretch`, `crop` or `pad`.
         units, attention_units, embedding_units, attention, score, word_query, dropout,
@@ -202,6 +203,20 @@ class Captioner(keras.Model):
         """Of hard attention: whether all photos train with the expected context for now."""
         if self.decoder.attention_kind == "hard":
             self.expected_share.assign(1.0 if soft else self.decoder.expected_share)
+
+    def train_encoder(self) -> None:
+        """Lets `fit` change the encoder, too, on photos; its normalisation keeps its statistics."""
+        self.encoder.trainable = True
+        for layer in self.encoder.layers:
+            if isinstance(layer, keras.layers.BatchNormalization):
+                layer.trainable = False
+
+    def stop_dropout(self) -> None:
+        """Lets `fit` learn without dropout from here on."""
+        for layer in self._flatten_layers():
+            if isinstance(layer, keras.layers.Dropout):
+                layer.rate = 0.0
+        self.train_function = None  # compiled with it
 
     def _regions(self, inputs: dict[str, Any]) -> Any:
         return inputs["regions"] if "regions" in inputs else self.encode(inputs["photos"])

@@ -12,7 +12,7 @@ import dataclasses
 import io
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,15 +27,16 @@ from captioner.batches import Batches
 from captioner.config import SearchConfig, TrainConfig
 from captioner.curves import save_curves
 from captioner.datasets import Example
-from captioner.encoders import build_encoder
+from captioner.encoders import build_encoder, image_size_of
 from captioner.errors import InputError
-from captioner.features import Features, extract
+from captioner.features import Squares, extract, load_squares
 from captioner.files import replacing, write_text
 from captioner.images import Geometry, load_photo
 from captioner.inference import RUN_MODEL, Writer, load
 from captioner.model import Captioner, load_model, save_model
 from captioner.precision import best_precision
 from captioner.progress import Bar, bar, console, track
+from captioner.rates import TwoRates
 from captioner.self_critical import SelfCritical
 from captioner.text import Vocabulary
 
@@ -89,6 +90,11 @@ def train(config: TrainConfig, out: Path, *, resume: bool = False) -> Path:
     """
     config = _resumed(config, out) if resume else config
     _check_new(out, resume)
+    if config.training.fine_tune and config.training.optimize_cider:
+        raise InputError(
+            "--fine-tune and --optimize-cider exclude each other; do one, then the other with "
+            "--start-from, --epochs 0 and --optimize-cider"
+        )
     if config.model.attention == "hard" and config.training.soft_epochs >= config.training.epochs:
         raise InputError(
             f"--soft-epochs {config.training.soft_epochs} leaves none of the "
@@ -120,20 +126,28 @@ def train(config: TrainConfig, out: Path, *, resume: bool = False) -> Path:
         )
     console.print(f"vocabulary: {len(vocabulary):,} words, {whose}", soft_wrap=True)
     backbone = config.model
-    encoder = build_encoder(
-        backbone.encoder,
-        backbone.image_size,
-        backbone.weights,
-        layer=backbone.layer,
-        normalize=backbone.normalize,
-    )
+    if start is None:
+        encoder = build_encoder(
+            backbone.encoder,
+            backbone.image_size,
+            backbone.weights,
+            layer=backbone.layer,
+            normalize=backbone.normalize,
+        )
+    else:
+        encoder = start.encoder  # it may have been fine-tuned
+        if start.resize != backbone.resize:
+            raise InputError(
+                f"--start-from {config.training.start_from} was trained with --resize "
+                f"{start.resize}: give the same"
+            )
     # From here on it is a run: no option is refused any more, and what is done can be resumed.
     write_text(out / "config.json", config.to_json())
-    features, unreadable = extract(
+    stores, unreadable = _stores(
+        config,
         encoder,
-        config.model.encoder,
-        config.model.resize,
-        [example.path for example in (*train_examples, *dev_examples)],
+        [example.path for example in train_examples],
+        [example.path for example in dev_examples],
         out.parent / "features",
     )
     for reason in list(unreadable.values())[:5]:
@@ -145,15 +159,7 @@ def train(config: TrainConfig, out: Path, *, resume: bool = False) -> Path:
     if not train_examples or not dev_examples:
         raise InputError(f"{data.root}: none of the photos of train or of dev can be read")
 
-    views = [features]
-    for view in range(1, config.training.views):
-        paths = [example.path for example in train_examples]
-        more, _ = extract(
-            encoder, backbone.encoder, backbone.resize, paths, out.parent / "features", view
-        )
-        views.append(more)
-
-    run = _Run(config, out, encoder, vocabulary, views, train_examples, dev_examples)
+    run = _Run(config, out, encoder, vocabulary, stores, train_examples, dev_examples)
     if start is not None:
         run.start_from(start)
     if resume:
@@ -167,6 +173,30 @@ def train(config: TrainConfig, out: Path, *, resume: bool = False) -> Path:
     return out / RUN_MODEL
 
 
+def _stores(
+    config: TrainConfig,
+    encoder: keras.Model,
+    train_photos: Sequence[Path],
+    dev_photos: Sequence[Path],
+    root: Path,
+) -> tuple[Sequence[Any], dict[Path, str]]:
+    """What is trained on, a store per view of the photos, the dev photos in the first; and the
+    photos that cannot be read, with the reasons."""
+    fit, name, resize = config.training, config.model.encoder, config.model.resize
+    photos = [*train_photos, *dev_photos]
+    if fit.fine_tune:
+        size = image_size_of(encoder)
+        squares = [Squares(size, resize, view) for view in range(fit.views)]
+        read = track(load_squares(photos, size, resize), "Reading", len(photos), "photos")
+        return squares, {path: str(one) for path, one, _ in read if isinstance(one, InputError)}
+    features, unreadable = extract(encoder, name, resize, photos, root)
+    stores = [features]
+    for view in range(1, fit.views):
+        kept = [photo for photo in train_photos if photo not in unreadable]
+        stores.append(extract(encoder, name, resize, kept, root, view)[0])
+    return stores, unreadable
+
+
 class _Run:
     """One training run: model, optimizer and where it stands."""
 
@@ -176,16 +206,16 @@ class _Run:
         out: Path,
         encoder: keras.Model,
         vocabulary: Vocabulary,
-        views: Sequence[Features],
+        stores: Sequence[Any],
         train_examples: Sequence[Example],
         dev_examples: Sequence[Example],
     ) -> None:
         self.config, self.out = config, out
-        self.features, self.dev_examples = views[0], dev_examples
+        self.dev_store, self.dev_examples = stores[0], dev_examples
         self.progress = Progress()
         options, fit = config.model, config.training
         self.batches = Batches(
-            views,
+            stores,
             train_examples,
             vocabulary,
             fit.batch_photos,
@@ -230,19 +260,25 @@ class _Run:
             warmup_steps=max(self.batches.per_epoch // 2, 1),
         )
         self.by_score = keras.Variable(False, dtype="bool", trainable=False, name="by_score")
-        optimizer = keras.optimizers.AdamW(
+        # What is scored and saved: float32, and compiled once for all epochs.
+        self.twin = self.model.in_float32()
+        self.writer = Writer(self.twin)
+        optimizer = TwoRates(
             _Schedule(schedule, fit.cider_learning_rate, self.by_score),
             weight_decay=fit.weight_decay,
             global_clipnorm=fit.clip,
         )
+        if fit.fine_tune:
+            self.model.train_encoder()
+            optimizer.slow_down(
+                self.model.encoder.trainable_variables,
+                fit.encoder_learning_rate / fit.learning_rate,
+            )
         self.model.compile(optimizer=optimizer, jit_compile=False)
         optimizer.build(self.model.trainable_variables)
         self.average = None
         if fit.average:
             self.average = MovingAverage(self.model.trainable_variables, fit.average)
-        # What is scored and saved: float32, and compiled once for all epochs.
-        self.twin = self.model.in_float32()
-        self.writer = Writer(self.twin)
         self.log = tf.summary.create_file_writer(str(out / "tensorboard"))
 
     def start_from(self, other: Captioner) -> None:
@@ -259,8 +295,9 @@ class _Run:
 
     def train(self) -> None:
         fit = self.config.training
+        count = sum(keras.ops.size(one) for one in self.model.trainable_variables)
         console.print(
-            f"training {sum(layer.count_params() for layer in self.model.learned):,} parameters on "
+            f"training {count:,} parameters on "
             f"{self.batches.number_of_captions():,} captions, {self.model.dtype_policy.name}"
         )
         while self.progress.likely_epochs < 0 and self.progress.epoch < fit.epochs:
@@ -288,6 +325,9 @@ class _Run:
             self.progress = dataclasses.replace(progress, likely_epochs=progress.epoch)
             self.save()
         self.by_score.assign(True)
+        # What is learned from must be as likely to the learner as it was when it was drawn, without
+        # dropout: else what dropout made unlikely is made ever more so, and the loss falls forever.
+        self.model.stop_dropout()
         max_words = self.config.vocabulary.max_words
         sampled = SelfCritical(self.batches, self.writer, fit.cider_samples, max_words, fit.seed)
 
@@ -342,7 +382,8 @@ class _Run:
         """Scores dev, keeps the model if it is the best, writes history and checkpoint."""
         progress, fit = self.progress, self.config.training
         started = time.monotonic()
-        scores = self.score_dev()
+        with self._published():
+            scores = self.score_dev()
         trained = progress.seconds
         row = {
             "epoch": progress.epoch + 1,
@@ -388,20 +429,26 @@ class _Run:
             return {}
         return {"baseline": float(self.model.baseline.numpy()[:10].mean())}
 
-    def _publish(self) -> None:
-        """Gives the twin the weights that are scored and saved."""
+    @contextlib.contextmanager
+    def _published(self) -> Iterator[None]:
+        """Inside, the twin has the weights that are scored and saved; it shares the encoder."""
         with self.average.applied() if self.average else contextlib.nullcontext():
             self.twin.take_weights(self.model)
+            yield
+
+    def _regions(self, writer: Writer, places: Sequence[Any]) -> Any:
+        """Regions of dev photos, from the disk or, if the encoder changes, made now."""
+        rows = self.dev_store.read(places)
+        return writer.encode(rows) if self.config.training.fine_tune else rows
 
     def score_dev(self) -> dict[str, float]:
         """BLEU-4 and CIDEr of freely generated dev captions: each photo once, all references."""
-        self._publish()
         candidates = {}
-        places = self.features.locate([example.path for example in self.dev_examples])
+        places = self.dev_store.locate([example.path for example in self.dev_examples])
         for first in track(
             range(0, len(places), DEV_BATCH), "Scoring dev", -(-len(places) // DEV_BATCH), "batches"
         ):
-            regions = self.features.read(places[first : first + DEV_BATCH])
+            regions = self._regions(self.writer, places[first : first + DEV_BATCH])
             for example, best in zip(
                 self.dev_examples[first:], self.writer.write(regions, GREEDY), strict=False
             ):
@@ -411,7 +458,6 @@ class _Run:
         return metrics.fast_scores(candidates, references)
 
     def _save_model(self) -> None:
-        self._publish()
         self.twin.about = {
             **self.twin.about,
             "epoch": self.progress.epoch,
@@ -421,7 +467,8 @@ class _Run:
                 if name in ("bleu_4", "cider")
             },
         }
-        save_model(self.twin, self.out / RUN_MODEL)
+        with self._published():
+            save_model(self.twin, self.out / RUN_MODEL)
 
     def save(self) -> None:
         """Writes the checkpoint: weights, optimizer, random state, and where the run stands."""
@@ -454,6 +501,8 @@ class _Run:
         """All that training changes: weights, dropout's random state, optimizer."""
         model = self.model
         layers = [variable for layer in model.learned for variable in layer.variables]
+        if self.config.training.fine_tune:
+            layers += model.encoder.trainable_variables
         baseline = [model.baseline] if self._is_hard else []
         localizer = [] if model.localizer is None else model.localizer.variables
         average = self.average.variables if self.average else []
@@ -476,7 +525,7 @@ class _Run:
         count = min(SAMPLE_PHOTOS, len(self.dev_examples))
         # Spread over dev rather than its first photos, which in sorted data sets resemble.
         chosen = [self.dev_examples[i * len(self.dev_examples) // count] for i in range(count)]
-        regions = self.features.read(self.features.locate([one.path for one in chosen]))
+        regions = self._regions(writer, self.dev_store.locate([one.path for one in chosen]))
         geometries = [
             Geometry.of(load_photo(one.path), model.image_size, model.resize) for one in chosen
         ]

@@ -102,7 +102,10 @@ def test_a_bad_photo_is_named_and_the_others_are_captioned(
         (["caption"], "no photo given: name a photo, or a folder of photos"),
         (["caption", "nowhere.jpg"], "nowhere.jpg: no such file or folder"),
         (["caption", __file__, "--model", "none.keras"], "none.keras: no such model file"),
-        (["caption", __file__, "--beam", "many"], "Error parsing --beam: no type matching {None}|INT could be instantiated from ['many']"),
+        (
+            ["caption", __file__, "--beam", "many"],
+            "Error parsing --beam: no type matching {None}|INT could be instantiated from ['many']",
+        ),
         (["evaluate"], "--data PATH is needed"),
         (["evaluate", "--data", "nowhere"], "nowhere does not exist"),
         (["train", "--scores", "dot"], "Unrecognized options: --scores"),

@@ -307,6 +307,37 @@ def test_a_fine_tuned_run_resumes_without_what_it_started_from(
     assert captioner.load(tmp_path / "run").vocabulary.words == words
 
 
+def test_the_encoder_learns_too_and_more_slowly(
+    photos: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"start_from": finished, "fine_tune": True, "encoder_learning_rate": 1e-3}
+    whole = tmp_path / "whole"
+    train(config(photos, **options), whole)
+    before, after = captioner.load(finished), captioner.load(whole)
+
+    def change(layers: str) -> float:
+        pairs = zip(getattr(before, layers).weights, getattr(after, layers).weights, strict=True)
+        return max(float(np.abs(one - other).max()) for one, other in pairs)
+
+    assert 0 < change("encoder") < 0.1 * change("decoder")
+    # Nothing of it may come from regions of the encoder as it was.
+    rows = list(csv.DictReader((whole / "history.csv").open()))
+    best = max(float(row["cider"]) for row in rows)
+    assert after.about["dev"]["cider"] == pytest.approx(best)
+
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 6)
+        with pytest.raises(KeyboardInterrupt):
+            train(config(photos, **options), run)
+    train(TrainConfig(), run, resume=True)
+    for mine, expected in zip(weights(run), weights(whole), strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-6)
+    message = "--fine-tune and --optimize-cider exclude each other"
+    with pytest.raises(InputError, match=message):
+        train(config(photos, **options, optimize_cider=1), tmp_path / "both")
+
+
 def test_training_by_score_goes_on_from_the_best_epoch(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
