@@ -20,7 +20,7 @@ from captioner.evidence import evidence_maps
 from captioner.features import BATCH_PHOTOS, load_squares
 from captioner.images import Geometry, load_square, to_upright_rgb
 from captioner.model import Captioner, load_model
-from captioner.text import END, PAD, START, UNKNOWN, join
+from captioner.text import END, NEVER_WRITTEN, PAD, START, join
 
 __all__ = ["Writer", "describe", "describe_files", "load", "model_file", "shipped_model"]
 
@@ -120,7 +120,7 @@ class Writer:
             "regions": memory.regions.shape[1] if self.model.has_attention else None,
             "start": START,
             "end": END,
-            "banned": (PAD, START, UNKNOWN),
+            "banned": NEVER_WRITTEN,
             "max_words": options.max_words,
             "length_penalty": options.length_penalty,
             "no_repeat": options.no_repeat,

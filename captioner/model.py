@@ -19,7 +19,7 @@ from captioner.errors import InputError
 from captioner.files import replacing
 from captioner.localizer import Localizer, teaching_loss
 from captioner.reinforce import BASELINE_POSITIONS, rewards, surrogate, updated_baseline
-from captioner.text import END, PAD, Vocabulary
+from captioner.text import END, NEVER_WRITTEN, PAD, Vocabulary
 
 __all__ = ["Captioner", "load_model", "save_decoding", "save_model"]
 
@@ -216,7 +216,7 @@ class Captioner(keras.Model):
         for layer in self._flatten_layers():
             if isinstance(layer, keras.layers.Dropout):
                 layer.rate = 0.0
-        self.train_function = None  # compiled with it
+        self.make_train_function(force=True)  # the old one was compiled with it
 
     def _regions(self, inputs: dict[str, Any]) -> Any:
         return inputs["regions"] if "regions" in inputs else self.encode(inputs["photos"])
@@ -243,6 +243,11 @@ class Captioner(keras.Model):
         real = ops.cast(ops.not_equal(y, PAD), "float32")  # (B, C, T)
         number_of_words = ops.maximum(ops.sum(real), 1.0)
         logits = ops.cast(ops.reshape(y_pred["logits"], (-1, len(self.vocabulary))), "float32")
+        if sample_weight is not None:
+            # As likely as they were when drawn: among the words that may be written. Nothing would
+            # hold down the others, which are never drawn; they took all probability in 30 batches.
+            banned = ops.any(ops.one_hot(NEVER_WRITTEN, logits.shape[-1], dtype="bool"), axis=0)
+            logits = ops.where(banned, -1e9, logits)
         place = y_pred.get("place")
         targets, counted = ops.reshape(y, (-1,)), ops.reshape(real, (-1,))
         if place is not None:  # not quite all of them count: that after a caption's cut does not

@@ -5,10 +5,21 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
 
-__all__ = ["END", "PAD", "SPECIAL_TOKENS", "START", "UNKNOWN", "Vocabulary", "join", "tokenize"]
+__all__ = [
+    "END",
+    "NEVER_WRITTEN",
+    "PAD",
+    "SPECIAL_TOKENS",
+    "START",
+    "UNKNOWN",
+    "Vocabulary",
+    "join",
+    "tokenize",
+]
 
 PAD, START, END, UNKNOWN = 0, 1, 2, 3
 SPECIAL_TOKENS = ("<pad>", "<start>", "<end>", "<unk>")
+NEVER_WRITTEN = (PAD, START, UNKNOWN)  # what a caption that is written freely does not contain
 
 # Tokens that the captioning literature drops before counting or scoring words: the list of
 # coco-caption's PTBTokenizer, in the form nltk's tokeniser writes them.

@@ -320,10 +320,6 @@ def test_the_encoder_learns_too_and_more_slowly(
         return max(float(np.abs(one - other).max()) for one, other in pairs)
 
     assert 0 < change("encoder") < 0.1 * change("decoder")
-    # Nothing of it may come from regions of the encoder as it was.
-    rows = list(csv.DictReader((whole / "history.csv").open()))
-    best = max(float(row["cider"]) for row in rows)
-    assert after.about["dev"]["cider"] == pytest.approx(best)
 
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
