@@ -42,7 +42,7 @@ COLOURS = matplotlib.colormaps["inferno"]
 GAMMA = 0.6
 DIMMED = 0.5  # brightness of the grey photo where no attention falls
 GLOW = 0.6  # the colour map's opacity where attention is full
-EARLY = 1.6  # how much earlier than the colours it is so, or faint glows look muddy
+EARLY = 1.6  # it is full at 1 / EARLY of the level already, or faint glows look muddy
 _RED_GREEN_BLUE_LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow's mode L
 
 SHOWS = ("alpha", "evidence")

@@ -39,8 +39,9 @@ def photo_box(frame: Image.Image, shade: int = 160) -> tuple[int, int, int, int]
     return Image.fromarray((np.asarray(frame) == shade).all(-1)).getbbox()
 
 
-@pytest.mark.parametrize("words", [1, 10, 25])
-@pytest.mark.parametrize("size", [(130, 110), (100, 900), (4000, 150)])
+@pytest.mark.parametrize(
+    ("words", "size"), [(1, (130, 110)), (1, (100, 900)), (10, (4000, 150)), (25, (100, 900))]
+)
 def test_a_frame_for_the_photo_and_one_for_every_word(words: int, size: tuple[int, int]) -> None:
     caption = described(" ".join(["word"] * words), size)
     frames = list(animation.frames(caption))
