@@ -56,7 +56,7 @@ class TrainCommand:
 
 @dataclass(frozen=True)
 class CaptionCommand:
-    """Caption photos; save overlays and maps."""
+    """Caption photos; save overlays, maps and a page to look at them."""
 
     photos: tyro.conf.Positional[tuple[Path, ...]]
     """Photos, or folders of photos (searched recursively)."""
@@ -65,8 +65,16 @@ class CaptionCommand:
     overlay: Path | None = None
     """Folder for one picture per photo: a panel for every word, with where it looked."""
     show: Literal["alpha", "evidence"] = "alpha"
-    """What overlays show: alpha, what was weighed before the word was chosen, or evidence, the
-    regions that spoke for the chosen word."""
+    """What overlays and animations show: alpha, what was weighed before the word was chosen, or
+    evidence, the regions that spoke for the chosen word."""
+    html: Path | None = None
+    """File for one page to look at all photos: move to a word to see where the model looked."""
+    beside: Path | None = None
+    """With --html: a second model, whose captions stand beside the first one's."""
+    animation: Path | None = None
+    """Folder for one moving picture per photo: word by word, where it looked."""
+    animation_format: Literal["gif", "webp"] = "gif"
+    """Of animations: gif, which everything shows, or webp, a fifth of the size in all colours."""
     maps: Path | None = None
     """Folder for one .npz per photo: the maps as numbers (README: "Maps as files")."""
     jsonl: Path | None = None
@@ -84,6 +92,10 @@ class CaptionCommand:
             self.maps,
             self.jsonl,
             self.show,
+            page=self.html,
+            beside=self.beside,
+            animations=self.animation,
+            animation_format=self.animation_format,
         )
 
 
@@ -98,12 +110,15 @@ class EvaluateCommand:
     """A .keras file or a run folder; the shipped model if not given."""
     out: Path | None = None
     """File for the scores; scores.json in the run folder, when --model is one."""
+    html: Path | None = None
+    """File for one page to look at 48 of the photos, spread over the split: captions, maps, and
+    what people wrote."""
     search: SearchConfig = field(default_factory=SearchConfig)
 
     def run(self) -> None:
         from captioner.evaluation import evaluate
 
-        evaluate(self.data, self.split, self.model, self.search, self.out)
+        evaluate(self.data, self.split, self.model, self.search, self.out, self.html)
 
 
 @dataclass(frozen=True)

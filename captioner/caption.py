@@ -30,6 +30,9 @@ class Caption:
             summing to 1 (see `captioner.evidence`); `None` unless it was asked for.
         self_attention: `(layers, heads, L, L)`, where every region looked among the regions before
             decoding; `None` unless it was asked for and the model has such layers.
+        runners_up: for every word the most probable others at its place, best first, each with the
+            probability that the model gave it, `<end>` among them; `None` unless it was asked for,
+            or where regions were drawn (`look` sampled).
         geometry: how the photo became the square that the encoder saw.
         photo: the photo's file, or `None` when it was given as an image.
         image: the photo itself when it was given as an image, upright RGB; `None` otherwise.
@@ -46,6 +49,7 @@ class Caption:
     image: Image.Image | None = None
     evidence: np.ndarray | None = None
     self_attention: np.ndarray | None = None
+    runners_up: tuple[tuple[tuple[str, float], ...], ...] | None = None
 
     def pixels(self) -> Image.Image:
         """The photo in its own aspect ratio, upright RGB.

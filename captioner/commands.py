@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from captioner import inference, overlay, sidecar
+from captioner import animation, inference, overlay, sidecar, viewer
 from captioner.caption import Caption
 from captioner.config import SearchConfig
 from captioner.encoders import ENCODERS
@@ -28,6 +28,10 @@ def caption(
     maps: Path | None = None,
     json_lines: Path | None = None,
     show: str = "alpha",
+    page: Path | None = None,
+    beside: Path | None = None,
+    animations: Path | None = None,
+    animation_format: str = "gif",
 ) -> list[Caption]:
     """Captions photos, prints the captions and writes what was asked for.
 
@@ -39,18 +43,24 @@ def caption(
     Raises:
         InputError: no photos, no model, or (after all else is done) photos that cannot be read.
     """
+    if beside and (not page or _name(beside) == _name(model)):
+        raise InputError("--beside takes a second model, for the page of --html FILE: name both")
     found = find_photos(photos)
     writer = Writer(inference.load(model))
-    if (overlays or maps) and not writer.model.has_attention:
-        raise InputError(f"{model}: {NO_MAPS}; leave --overlay and --maps out")
+    if (overlays or maps or animations) and not writer.model.has_attention:
+        raise InputError(f"{model}: {NO_MAPS}; leave --overlay, --animation and --maps out")
+    second = Writer(inference.load(beside)) if beside else None
     relatives = [relative for _, relative in found]
     overlay_paths = sidecar.output_paths(relatives, overlays, ".png") if overlays else None
+    suffix = f".{animation_format}"
+    animation_paths = sidecar.output_paths(relatives, animations, suffix) if animations else None
     map_paths = sidecar.output_paths(relatives, maps, ".npz") if maps else None
 
     described: list[list[Caption]] = []
     failed = 0
-    extras = bool(maps) or show == "evidence"
-    results: Any = describe_files(writer, [path for path, _ in found], options, extras=extras)
+    paths = [path for path, _ in found]
+    extras = set(paths) if maps or page or show == "evidence" else set()
+    results: Any = describe_files(writer, paths, options, extras=extras)
     if len(found) > inference.BATCH_PHOTOS:
         results = track(results, "Captioning", len(found), "photos")
     for number, (path, captions) in enumerate(results):
@@ -65,23 +75,54 @@ def caption(
             print(f"{prefix}{one.text}{score}", flush=True)
         if overlay_paths:
             overlay.save(captions[0], overlay_paths[number], show=show)
+        if animation_paths:
+            animation.save(captions[0], animation_paths[number], show=show)
         if map_paths:
             sidecar.save_maps(captions[0], map_paths[number])
     if json_lines:
         sidecar.save_json_lines(described, json_lines)
-    for what, folder in (("overlays", overlays), ("maps", maps), ("captions", json_lines)):
-        if folder and described:
-            print(f"{what} → {folder}", file=sys.stderr)
+    best = [captions[0] for captions in described]
+    if page and best:
+        by_model = {_name(model): best}
+        if second and beside:
+            by_model[_name(beside)] = _again(second, best, options)
+        viewer.save_page(by_model, page, title=f"captioner: {' and '.join(by_model)}")
+    written = {
+        "overlays": overlays,
+        "animations": animations,
+        "maps": maps,
+        "captions": json_lines,
+        "page": page,
+    }
+    for what, where in written.items():
+        if where and described:
+            print(f"{what} → {where}", file=sys.stderr)
     if failed:
         raise InputError(f"{failed} of {len(found)} photos could not be captioned (named above)")
-    return [captions[0] for captions in described]
+    return best
+
+
+def _name(model: Path | None) -> str:
+    """What a page calls a model."""
+    return "shipped" if model is None else str(model)
+
+
+def _again(writer: Writer, captions: Sequence[Caption], options: SearchConfig) -> list[Caption]:
+    """Another model's captions of the same photos."""
+    photos = [one.photo for one in captions if one.photo]
+    found = []
+    for _, result in describe_files(writer, photos, options, extras=set(photos)):
+        if isinstance(result, InputError):
+            raise result
+        found.append(result[0])
+    return found
 
 
 SAMPLE_PHOTOS = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg")
 
 
 def demo(out: Path) -> None:
-    """Captions scikit-image's sample photos with the shipped model and writes their overlays.
+    """Captions scikit-image's sample photos with the shipped model; writes overlays and a page.
 
     Raises:
         InputError: scikit-image is not installed.
@@ -93,11 +134,9 @@ def demo(out: Path) -> None:
             "caption your own: captioner caption PHOTO --overlay out/"
         )
     folder = Path(spec.origin).parent / "data"
-    captions = caption(
-        [folder / name for name in SAMPLE_PHOTOS], None, SearchConfig(), overlays=out
-    )
     page = out / "index.html"
-    overlay.save_page(captions, page, title="captioner: sample photos")
+    photos = [folder / name for name in SAMPLE_PHOTOS]
+    caption(photos, None, SearchConfig(), overlays=out, page=page)
     print(f"\nall on one page: {page.resolve()}")
 
 

@@ -2,34 +2,49 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from captioner import __version__, datasets, inference, metrics, scenes, search
+from captioner.caption import Caption
 from captioner.config import DataConfig, SearchConfig
 from captioner.datasets import Example
 from captioner.errors import InputError
 from captioner.files import write_text
 from captioner.inference import Writer, describe_files
 from captioner.progress import track
+from captioner.viewer import save_page
 
 __all__ = ["caption_split", "evaluate"]
 
+PAGE_PHOTOS = 48  # on the page of `html`: some 4 MB, which every browser opens at once
+
 
 def caption_split(
-    examples: Sequence[Example], writer: Writer, options: SearchConfig
-) -> dict[str, str]:
-    """The best caption of every photo, by the example's id; unreadable photos are named."""
+    examples: Sequence[Example],
+    writer: Writer,
+    options: SearchConfig,
+    shown: Collection[Path] = (),
+) -> tuple[dict[str, str], dict[str, Caption]]:
+    """The best caption of every photo, by the example's id; unreadable photos are named.
+
+    Returns:
+        The texts of all, and, of the photos that are to be shown, the captions with all that
+        `describe_files` gives on request.
+    """
     by_path = {one.path: one for one in examples}
-    results = describe_files(writer, list(by_path), options)
+    results = describe_files(writer, list(by_path), options, extras=shown)
     candidates: dict[str, str] = {}
+    whole: dict[str, Caption] = {}
     for path, captions in track(results, "Captioning", len(by_path), "photos"):
         if isinstance(captions, InputError):
             print(f"captioner: {captions}", file=sys.stderr)
-        else:
-            candidates[by_path[path].id] = captions[0].text
-    return candidates
+            continue
+        candidates[by_path[path].id] = captions[0].text
+        if path in shown:
+            whole[by_path[path].id] = captions[0]
+    return candidates, whole
 
 
 def evaluate(
@@ -38,8 +53,17 @@ def evaluate(
     model: Path | None,
     options: SearchConfig,
     out: Path | None = None,
+    page: Path | None = None,
 ) -> dict[str, Any]:
     """Captions a split freely, each photo once, and scores it against all its references.
+
+    Args:
+        data: the data set.
+        split: the part of it that is captioned.
+        model: a `.keras` file or a run folder; `None` for the shipped model.
+        options: how words are chosen.
+        out: file for the scores.
+        page: file for a page that shows `PAGE_PHOTOS` of the photos, spread over the split.
 
     Returns:
         The scores, as they are written to `out`; of drawn scenes also `exactly_right`, the share
@@ -52,7 +76,9 @@ def evaluate(
     examples = data_set.split(split)[: data.limit]
     writer = Writer(inference.load(model))
     options = options.completed(writer.model.decoding)
-    candidates = caption_split(examples, writer, options)
+    count = min(PAGE_PHOTOS, len(examples)) if page else 0
+    shown = {examples[i * len(examples) // count].path for i in range(count)}
+    candidates, whole = caption_split(examples, writer, options, shown)
     if not candidates:
         raise InputError(f"{data.data}: none of the photos of {split} can be read")
     references = {one.id: one.captions for one in examples if one.id in candidates}
@@ -86,4 +112,13 @@ def evaluate(
     if out:
         write_text(out, json.dumps(report, indent=2) + "\n")
         print(f"scores → {out}")
+    if page:
+        name = str(model) if model else "shipped"
+        save_page(
+            {name: list(whole.values())},
+            page,
+            title=f"{name}: {split} of {data.data}",
+            notes=[references[number] for number in whole],
+        )
+        print(f"page → {page}")
     return report

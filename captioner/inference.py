@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, overload
@@ -25,6 +25,7 @@ from captioner.text import END, NEVER_WRITTEN, PAD, START, join
 __all__ = ["Writer", "describe", "describe_files", "load", "model_file", "shipped_model"]
 
 RUN_MODEL = "captioner.keras"
+RUNNERS_UP = 4  # words that are named beside the one chosen
 
 
 def shipped_model() -> Path:
@@ -140,15 +141,18 @@ class Writer:
             return search.greedy(step, initial, **arguments)
         return search.beam(step, initial, beam=options.beam, n_best=options.n_best, **arguments)
 
-    def extras(self, regions: Any, hypotheses: Sequence[search.Hypothesis]) -> list[dict[str, Any]]:
-        """What a `Caption` carries on request: evidence and self-attention maps.
+    def extras(
+        self, regions: Any, hypotheses: Sequence[search.Hypothesis], look: str
+    ) -> list[dict[str, Any]]:
+        """What a `Caption` carries on request: evidence, self-attention maps and runners-up.
 
         Args:
             regions: `(B, L, D)`.
             hypotheses: one caption per photo.
+            look: what the words' contexts were made of.
 
         Returns:
-            Per photo the arguments `evidence` and `self_attention` of `Caption`.
+            Per photo the arguments `evidence`, `self_attention` and `runners_up` of `Caption`.
         """
         rows = [[START, *one.tokens] for one in hypotheses]
         tokens = np.full((len(rows), max(map(len, rows))), PAD, np.int32)
@@ -157,13 +161,42 @@ class Writer:
         evidence = evidence_maps(self.model, regions, tokens)
         _, layers = self.model.relate(tf.cast(regions, tf.float32))
         between = np.stack(layers, axis=1) if layers else None  # (B, layers, heads, L, L)
+        # Regions drawn anew would give other probabilities than those the words were chosen by.
+        rivals = None if look == "sampled" else self._runners_up(regions, tokens, look)
         return [
             {
                 "evidence": maps[: len(one.tokens)].reshape(-1, *self.model.grid),
                 "self_attention": None if between is None else between[number],
+                "runners_up": None if rivals is None else rivals[number][: len(one.tokens)],
             }
             for number, (maps, one) in enumerate(zip(evidence, hypotheses, strict=True))
         ]
+
+    def _runners_up(
+        self, regions: Any, tokens: np.ndarray, look: str
+    ) -> list[tuple[tuple[tuple[str, float], ...], ...]]:
+        """Reads captions `(B, T + 1)` again, a step after the other: `Caption.runners_up` of each,
+        and of the pads."""
+        memory, state = self.model.begin(tf.cast(regions, tf.float32))
+        steps = []
+        for place in range(tokens.shape[1] - 1):
+            output = self.model.decoder.step(tokens[:, place, None], state, memory, look)
+            state = output.state
+            probabilities = tf.nn.softmax(output.logits)[:, 0].numpy()
+            probabilities[:, NEVER_WRITTEN] = -1
+            np.put_along_axis(probabilities, tokens[:, place + 1, None], -1, axis=1)
+            steps.append([self._best_words(row) for row in probabilities])
+        return list(zip(*steps, strict=True))
+
+    def _best_words(self, probabilities: np.ndarray) -> tuple[tuple[str, float], ...]:
+        """Words and their probabilities `(V,)`, best first, without those that are negative."""
+        best = np.argsort(-probabilities, kind="stable")[:RUNNERS_UP]
+        words = self.model.vocabulary.decode(best)
+        return tuple(
+            (word, float(probability))
+            for word, probability in zip(words, probabilities[best], strict=True)
+            if probability >= 0
+        )
 
     def caption(
         self,
@@ -197,7 +230,7 @@ class Writer:
         photos: Sequence[Path | Image.Image],
         options: SearchConfig,
         *,
-        extras: bool = False,
+        extras: Collection[int] = (),
     ) -> list[list[Caption]]:
         """Captions of regions `(B, L, D)`: for every photo its `n_best`, best first.
 
@@ -206,11 +239,16 @@ class Writer:
             geometries: how each became the encoder's square.
             photos: the files or images that the captions are to name.
             options: how words are chosen.
-            extras: whether the best one carries evidence and self-attention maps.
+            extras: numbers of the photos whose best caption carries evidence, self-attention maps
+                and runners-up.
         """
         found = self.write(regions, options)
-        best = [hypotheses[0] for hypotheses in found]
-        more = self.extras(regions, best) if extras else [{} for _ in best]
+        more: list[dict[str, Any]] = [{} for _ in found]
+        if extras:
+            chosen, best = list(extras), [found[number][0] for number in extras]
+            carried = self.extras(tf.gather(regions, chosen), best, options.look)
+            for number, arguments in zip(chosen, carried, strict=True):
+                more[number] = arguments
         return [
             [
                 self.caption(one, geometry, photo, **(arguments if rank == 0 else {}))
@@ -223,7 +261,11 @@ class Writer:
 
 
 def describe_files(
-    writer: Writer, photos: Iterable[Path], options: SearchConfig, *, extras: bool = False
+    writer: Writer,
+    photos: Iterable[Path],
+    options: SearchConfig,
+    *,
+    extras: Collection[Path] = (),
 ) -> Iterator[tuple[Path, list[Caption] | InputError]]:
     """Captions of many photos, in order, a batch at a time.
 
@@ -231,7 +273,8 @@ def describe_files(
         writer: a model's.
         photos: the files.
         options: how words are chosen.
-        extras: give the best caption of every photo evidence and self-attention maps.
+        extras: the photos whose best caption is given evidence, self-attention maps and
+            runners-up.
 
     Yields:
         `(path, captions)`, the captions best first; for a photo that cannot be read, the
@@ -246,7 +289,8 @@ def describe_files(
         if readable:
             paths, squares, geometries = zip(*readable, strict=True)
             regions = writer.encode(np.stack(squares))
-            described = writer.captions(regions, geometries, paths, options, extras=extras)
+            more = [number for number, path in enumerate(paths) if path in extras]
+            described = writer.captions(regions, geometries, paths, options, extras=more)
         remaining = iter(described)
         for path, square, geometry in waiting:
             yield path, square if geometry is None else next(remaining)
@@ -278,7 +322,7 @@ def describe(
     Args:
         model: from `load`.
         photos: a file, a Pillow image, or a sequence of them.
-        evidence: whether captions carry evidence and self-attention maps too.
+        evidence: whether captions carry evidence, self-attention maps and runners-up too.
         **options: fields of `captioner.config.SearchConfig`: `beam=5`, `sample=True`, …
 
     Returns:
@@ -301,7 +345,8 @@ def describe(
         batch = [_seen(photo, model) for photo in photos[first : first + BATCH_PHOTOS]]
         kept, squares, geometries = zip(*batch, strict=True)
         regions = writer.encode(np.stack(squares))
-        found = writer.captions(regions, geometries, kept, search_options, extras=evidence)
+        extras = range(len(batch)) if evidence else ()
+        found = writer.captions(regions, geometries, kept, search_options, extras=extras)
         captions += [best for best, *_ in found]
     return captions
 

@@ -1,38 +1,48 @@
-"""Caption -> one picture that shows where the model looked for every word; many -> one page.
+"""Caption -> one picture that shows where the model looked for every word.
 
 The picture follows figure 2 of Xu et al. 2015: the photo, then the photo once per word with the
 word's attention map over it. Where the model did not look the photo turns dark and grey, where it
 did the photo keeps its colours under a glow, so that colour means attention and nothing else.
 """
 
-import base64
-import functools
-import html
-import io
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib import font_manager
-from matplotlib.ft2font import FT2Font
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from captioner.caption import Caption
 from captioner.files import replacing
 from captioner.images import Geometry
+from captioner.lettering import fit, typeface, wrap
 
-__all__ = ["blend", "figure", "save", "save_page", "spread"]
+__all__ = [
+    "COLOURS",
+    "DIMMED",
+    "EARLY",
+    "GAMMA",
+    "GLOW",
+    "SHOWS",
+    "blend",
+    "draw_scale",
+    "figure",
+    "highest_share",
+    "maps_of",
+    "numbers",
+    "save",
+    "spread",
+]
 
 # Perceptually uniform: equal steps of attention look like equal steps, in grey print as well.
-_COLOURS = matplotlib.colormaps["inferno"]
+COLOURS = matplotlib.colormaps["inferno"]
 # Brightness over alpha / highest: one sharp word would leave all the others dark on a linear scale.
-_GAMMA = 0.6
-_DIMMED = 0.5  # brightness of the grey photo where no attention falls
-_GLOW = 0.6  # the colour map's opacity where attention is full
+GAMMA = 0.6
+DIMMED = 0.5  # brightness of the grey photo where no attention falls
+GLOW = 0.6  # the colour map's opacity where attention is full
+EARLY = 1.6  # it is full at 1 / EARLY of the level already, or faint glows look muddy
 _RED_GREEN_BLUE_LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601, as Pillow's mode L
 
 SHOWS = ("alpha", "evidence")
@@ -48,25 +58,6 @@ _SMALL, _SMALL_LINE, _BELOW = 12, 17, 34  # the same of the numbers and notes
 _SCALE = 46  # height of the colour scale with its marks
 _NARROWEST = 130  # least width of a panel's text
 _LEAST_WIDTH = 340  # of all panels together
-
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>
-body {{ font-family: "DejaVu Sans", Verdana, sans-serif; color: #18181c; margin: 2rem; }}
-figure {{ margin: 0 0 3rem; }}
-img {{ max-width: 100%; }}
-figcaption {{ color: #64646c; font-size: 0.9rem; }}
-</style>
-</head>
-<body>
-<h1>{title}</h1>
-{figures}</body>
-</html>
-"""
 
 
 def spread(attention_map: np.ndarray, geometry: Geometry, width: int, height: int) -> np.ndarray:
@@ -103,13 +94,26 @@ def blend(photo: Image.Image, alpha: np.ndarray, highest: float) -> Image.Image:
     Returns:
         A picture of the photo's size, RGB.
     """
-    level = np.clip(alpha / highest, 0.0, 1.0)[..., None] ** _GAMMA
+    level = np.clip(alpha / highest, 0.0, 1.0)[..., None] ** GAMMA
     colours = np.asarray(photo, np.float32) / 255
     grey = (colours @ np.array(_RED_GREEN_BLUE_LUMA, np.float32))[..., None]
-    opacity = _GLOW * np.minimum(1.6 * level, 1.0)  # full early, or faint glows look muddy
-    lit = grey * _DIMMED * (1 - level) + colours * level
-    blended = lit * (1 - opacity) + _COLOURS(level[..., 0])[..., :3] * opacity
+    opacity = GLOW * np.minimum(EARLY * level, 1.0)
+    lit = grey * DIMMED * (1 - level) + colours * level
+    blended = lit * (1 - opacity) + COLOURS(level[..., 0])[..., :3] * opacity
     return Image.fromarray(np.rint(blended * 255).astype(np.uint8))
+
+
+def maps_of(caption: Caption, show: str) -> np.ndarray | None:
+    """A caption's maps `(T, gh, gw)` of one of `SHOWS`; `None` without attention.
+
+    Raises:
+        ValueError: `show` is unknown, or the caption carries no evidence.
+    """
+    if show not in SHOWS:
+        raise ValueError(f"show must be one of {', '.join(SHOWS)}, received {show!r}")
+    if show == "evidence" and caption.evidence is None:
+        raise ValueError("this caption carries no evidence; describe(..., evidence=True) adds it")
+    return caption.attention if show == "alpha" else caption.evidence
 
 
 def figure(
@@ -137,18 +141,14 @@ def figure(
     """
     if panel < 1 or (columns is not None and columns < 1):
         raise ValueError(f"panel and columns must be positive, received {panel} and {columns}")
-    if show not in SHOWS:
-        raise ValueError(f"show must be one of {', '.join(SHOWS)}, received {show!r}")
-    maps = caption.attention if show == "alpha" else caption.evidence
-    if show == "evidence" and maps is None:
-        raise ValueError("this caption carries no evidence; describe(..., evidence=True) adds it")
+    maps = maps_of(caption, show)
     photo = caption.pixels()
     layout = _Layout.of(caption, maps, show, columns, panel)
     canvas = Image.new("RGB", (layout.width, layout.height), "white")
     draw = ImageDraw.Draw(canvas)
     for index, line in enumerate(layout.title):
         y = layout.margin + (index + 0.5) * _TITLE_LINE * layout.unit
-        font = _font(line, _TITLE * layout.unit, bold=True)
+        font = typeface(line, _TITLE * layout.unit, bold=True)
         draw.text((layout.margin, y), line, _INK, font, anchor="lm")
 
     small = photo.resize(layout.picture, Image.Resampling.LANCZOS, reducing_gap=3.0)
@@ -160,19 +160,68 @@ def figure(
         _label(draw, layout, 0, "photo", "frame: what the model saw" if cropped else "")
         if cropped:
             _frame_visible(draw, caption.geometry, layout)
-        highest = _highest(maps)
+        highest = highest_share(maps)
         for index, word in enumerate(caption.words):
             alpha = spread(maps[index], caption.geometry, *layout.picture)
             canvas.paste(blend(small, alpha, highest), layout.panel_box(index + 1)[:2])
-            _label(draw, layout, index + 1, word, _numbers(caption, index), bold=True)
+            _label(draw, layout, index + 1, word, numbers(caption, index), bold=True)
         if caption.words:
-            _draw_scale(canvas, layout, highest, maps[0].size)
+            foot = len(layout.foot) * _SMALL_LINE * layout.unit
+            top = layout.height - layout.margin - round(foot + 20 * layout.unit)
+            draw_scale(canvas, layout.margin, top, layout.unit, highest, maps[0].size)
     first = layout.height - layout.margin - len(layout.foot) * _SMALL_LINE * layout.unit
     for index, line in enumerate(layout.foot):
         y = first + (index + 0.5) * _SMALL_LINE * layout.unit
-        font = _font(line, _SMALL * layout.unit)
+        font = typeface(line, _SMALL * layout.unit)
         draw.text((layout.margin, y), line, _FAINT, font, anchor="lm")
     return canvas
+
+
+def highest_share(maps: np.ndarray) -> float:
+    """The top of the colour scale: the highest share of any word and region."""
+    return float(maps.max(initial=0.0)) or 1.0
+
+
+def numbers(caption: Caption, index: int) -> str:
+    """A word's gate and probability as they stand below its map."""
+    probability = f"p {caption.word_probabilities[index]:.2f}"
+    return (
+        probability if caption.gate is None else f"gate {caption.gate[index]:.2f}   {probability}"
+    )
+
+
+def draw_scale(
+    canvas: Image.Image, left: float, top: int, unit: float, highest: float, regions: int
+) -> None:
+    """Draws the colour scale between its ends' values, with a mark at the even spread.
+
+    Args:
+        canvas: what is drawn on.
+        left: where the value of its lower end starts, pixels.
+        top: of its colours, pixels; the mark's words stand above.
+        unit: one pixel of a scale 180 wide.
+        highest: the share at its upper end.
+        regions: among how many a word's attention is shared out.
+    """
+    draw = ImageDraw.Draw(canvas)
+    font = typeface("0%", _SMALL * unit)
+    width, thick = round(180 * unit) + 1, max(1, round(11 * unit))
+    left = round(left + draw.textlength("0%", font) + 6 * unit)
+    # Over mid-grey: in the panels, too, its colours always lie on a photo.
+    ramp = np.broadcast_to(np.linspace(0, highest, width, dtype=np.float32), (thick, width))
+    backdrop = Image.new("RGB", (width, thick), (150, 150, 150))
+    canvas.paste(blend(backdrop, ramp, highest), (left, top))
+    middle = top + thick / 2
+    draw.text((left - 6 * unit, middle), "0%", _FAINT, font, anchor="rm")
+    draw.text((left + width + 6 * unit, middle), f"{highest:.1%}", _FAINT, font, anchor="lm")
+    even = left + (width - 1) * min(1.0, 1 / (regions * highest))
+    line = max(1, round(unit))
+    draw.line([(even, top - 5 * unit), (even, top - 1)], _INK, line)
+    draw.line([(even, top), (even, top + thick - 1)], "white", line)
+    text = f"even spread {1 / regions:.1%}"
+    half = draw.textlength(text, font) / 2
+    centre = min(max(even, left + half), left + width - half)
+    draw.text((centre, top - 6 * unit), text, _FAINT, font, anchor="mb")
 
 
 def save(caption: Caption, path: str | Path, *, show: str = "alpha") -> None:
@@ -183,41 +232,9 @@ def save(caption: Caption, path: str | Path, *, show: str = "alpha") -> None:
     Raises:
         InputError: the file cannot be written, or the photo cannot be read.
     """
-    _write(Path(path), _encoded(figure(caption, show=show), "PNG"))
-
-
-def save_page(
-    captions: Sequence[Caption],
-    path: str | Path,
-    *,
-    title: str,
-    notes: Sequence[Sequence[str]] | None = None,
-) -> None:
-    """Writes the figures of several captions as one HTML file that needs no other.
-
-    Args:
-        captions: what to draw, from top to bottom.
-        path: the file; written whole or not at all, its folder is made when missing.
-        title: the page's heading.
-        notes: lines to print below each figure, such as people's captions of the photo.
-
-    Raises:
-        InputError: the file cannot be written, or a photo cannot be read.
-        ValueError: there are notes, but not for every caption.
-    """
-    parts = []
-    for caption, lines in zip(captions, notes or [()] * len(captions), strict=True):
-        picture = base64.b64encode(_encoded(figure(caption), "JPEG", quality=90)).decode("ascii")
-        listed = "".join(f"<li>{html.escape(line)}</li>" for line in lines)
-        parts.append(
-            f'<figure><img src="data:image/jpeg;base64,{picture}" '
-            f'alt="{html.escape(caption.text)}">'
-            + (f"<figcaption><ul>{listed}</ul></figcaption>" if listed else "")
-            + "</figure>\n"
-        )
-    heading = html.escape(title)
-    page = _PAGE.format(title=heading, figures="".join(parts))
-    _write(Path(path), page.encode("utf-8"))
+    picture = figure(caption, show=show)
+    with replacing(Path(path)) as partial:
+        picture.save(partial, "PNG")
 
 
 @dataclass(frozen=True)
@@ -254,8 +271,8 @@ class _Layout:
         # The colour scale and the caption's sentence need some width under the narrowest photo.
         inner = max(columns * cell[0] - gap, round(_LEAST_WIDTH * unit))
         margin = round(_MARGIN * unit)
-        title = _wrap(caption.text, inner, _TITLE * unit, bold=True)
-        foot = _wrap(_explanation(caption, maps, show), inner, _SMALL * unit)
+        title = wrap(caption.text, inner, _TITLE * unit, bold=True)
+        foot = wrap(_explanation(caption, maps, show), inner, _SMALL * unit)
         head = margin + round((len(title) * _TITLE_LINE + _GAP / 2) * unit)
         scale = _SCALE if panels > 1 else 0
         body = -(-panels // columns) * cell[1]
@@ -282,17 +299,6 @@ class _Layout:
         return left, top, left + self.picture[0], top + self.picture[1]
 
 
-def _encoded(picture: Image.Image, kind: str, **options: Any) -> bytes:
-    stream = io.BytesIO()
-    picture.save(stream, kind, **options)
-    return stream.getvalue()
-
-
-def _write(path: Path, content: bytes) -> None:
-    with replacing(path) as partial:
-        partial.write_bytes(content)
-
-
 def _columns(panels: int, cell: tuple[int, int]) -> int:
     """The number of columns whose figure is nearest to `_ASPECT` with few places left empty."""
 
@@ -302,18 +308,6 @@ def _columns(panels: int, cell: tuple[int, int]) -> int:
         return abs(math.log(aspect / _ASPECT)) + 1.2 * (rows * columns / panels - 1)
 
     return min(range(1, panels + 1), key=cost)
-
-
-def _highest(attention: np.ndarray) -> float:
-    """The top of the colour scale: the highest alpha of any word and region."""
-    return float(attention.max(initial=0.0)) or 1.0
-
-
-def _numbers(caption: Caption, index: int) -> str:
-    probability = f"p {caption.word_probabilities[index]:.2f}"
-    return (
-        probability if caption.gate is None else f"gate {caption.gate[index]:.2f}   {probability}"
-    )
 
 
 def _explanation(caption: Caption, maps: np.ndarray | None, show: str) -> str:
@@ -380,31 +374,6 @@ def _frame_visible(draw: ImageDraw.ImageDraw, geometry: Geometry, layout: _Layou
     draw.rectangle(box, outline=_INK, width=line)  # seen on bright ones and at the photo's edge
 
 
-def _draw_scale(canvas: Image.Image, layout: _Layout, highest: float, regions: int) -> None:
-    """The colour scale between its ends' values, with a mark at the even spread."""
-    draw, unit = ImageDraw.Draw(canvas), layout.unit
-    font = _font("0%", _SMALL * unit)
-    width, thick = round(180 * unit) + 1, max(1, round(11 * unit))
-    left = layout.margin + round(draw.textlength("0%", font) + 6 * unit)
-    foot = len(layout.foot) * _SMALL_LINE * unit
-    top = layout.height - layout.margin - round(foot + 20 * unit)
-    # Over mid-grey: in the panels, too, its colours always lie on a photo.
-    ramp = np.broadcast_to(np.linspace(0, highest, width, dtype=np.float32), (thick, width))
-    backdrop = Image.new("RGB", (width, thick), (150, 150, 150))
-    canvas.paste(blend(backdrop, ramp, highest), (left, top))
-    middle = top + thick / 2
-    draw.text((left - 6 * unit, middle), "0%", _FAINT, font, anchor="rm")
-    draw.text((left + width + 6 * unit, middle), f"{highest:.1%}", _FAINT, font, anchor="lm")
-    even = left + (width - 1) * min(1.0, 1 / (regions * highest))
-    line = max(1, round(unit))
-    draw.line([(even, top - 5 * unit), (even, top - 1)], _INK, line)
-    draw.line([(even, top), (even, top + thick - 1)], "white", line)
-    text = f"even spread {1 / regions:.1%}"
-    half = draw.textlength(text, font) / 2
-    centre = min(max(even, left + half), left + width - half)
-    draw.text((centre, top - 6 * unit), text, _FAINT, font, anchor="mb")
-
-
 def _label(
     draw: ImageDraw.ImageDraw,
     layout: _Layout,
@@ -418,89 +387,7 @@ def _label(
     left, top, right, bottom = layout.panel_box(index)
     middle, unit = (left + right) / 2, layout.unit
     room = layout.cell[0] - _GAP * unit / 2
-    word, font = _fit(above, room, _WORD * unit, bold=bold)
+    word, font = fit(above, room, _WORD * unit, bold=bold)
     draw.text((middle, top - 14 * unit), word, _INK if bold else _FAINT, font, anchor="mm")
-    numbers, font = _fit(below, room, _SMALL * unit)
-    draw.text((middle, bottom + 13 * unit), numbers, _FAINT, font, anchor="mm")
-
-
-def _fit(
-    text: str, room: float, size: float, *, bold: bool = False
-) -> tuple[str, ImageFont.FreeTypeFont]:
-    """Shrinks the type to the room, down to 60 %, and then shortens the text."""
-    font, least = _font(text, size, bold=bold), 0.6 * size
-    while size > least and font.getlength(text) > room:  # hinted type does not shrink evenly
-        size = max(least, 0.96 * size)
-        font = _font(text, size, bold=bold)
-    kept = text
-    while len(kept) > 1 and font.getlength(text) > room:
-        kept = kept[:-1]
-        text = kept.rstrip() + "…"
-    return text, font
-
-
-def _wrap(text: str, room: float, size: float, *, bold: bool = False) -> tuple[str, ...]:
-    """Breaks text into lines no wider than `room`: between words, inside a word that must be."""
-    font = _font(text, size, bold=bold)
-    lines: list[str] = []
-    line = ""
-    for word in text.split():
-        joined = f"{line} {word}" if line else word
-        if font.getlength(joined) <= room:
-            line = joined
-            continue
-        if line:
-            lines.append(line)
-        line = ""
-        for letter in word:
-            if line and font.getlength(line + letter) > room:
-                lines.append(line)
-                line = ""
-            line += letter
-    return (*lines, line) if line else tuple(lines)
-
-
-def _font(text: str, size: float, *, bold: bool = False) -> ImageFont.FreeTypeFont:
-    """A font that has the text's letters, DejaVu Sans where there is a choice."""
-    needed = frozenset(letter for letter in text if letter.isprintable() and letter != " ")
-    return _open_font(_font_file(needed, bold), max(1.0, size))
-
-
-@functools.lru_cache(maxsize=256)
-def _open_font(path: str, size: float) -> ImageFont.FreeTypeFont:
-    return ImageFont.truetype(path, size)
-
-
-@functools.lru_cache(maxsize=4096)
-def _font_file(letters: frozenset[str], bold: bool) -> str:
-    """The first font with all the letters, or else the one with most; DejaVu Sans on a tie."""
-    folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
-    dejavu = str(folder / ("DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"))
-    wanted = frozenset(map(ord, letters))
-    best, missing = dejavu, len(wanted - _code_points(dejavu))
-    if missing:
-        for path in _system_fonts():
-            absent = len(wanted - _code_points(path))
-            if absent < missing:
-                best, missing = path, absent
-            if not missing:
-                break
-    return best
-
-
-@functools.lru_cache(maxsize=1)
-def _system_fonts() -> tuple[str, ...]:
-    """Installed fonts, upright text faces first."""
-    slanted = ("italic", "oblique", "mono", "thin", "light", "black")
-    paths = map(str, font_manager.findSystemFonts())
-    return tuple(sorted(paths, key=lambda p: (any(w in Path(p).name.lower() for w in slanted), p)))
-
-
-@functools.cache
-def _code_points(path: str) -> frozenset[int]:
-    """The characters a font draws with outlines; none for a broken or a bitmap font."""
-    try:
-        font = FT2Font(path)
-    except (OSError, RuntimeError):
-        return frozenset()
-    return frozenset(font.get_charmap()) if font.scalable else frozenset()
+    below, font = fit(below, room, _SMALL * unit)
+    draw.text((middle, bottom + 13 * unit), below, _FAINT, font, anchor="mm")

@@ -21,7 +21,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from captioner import __version__, datasets, metrics, overlay
+from captioner import __version__, datasets, metrics
 from captioner.averaging import MovingAverage
 from captioner.batches import Batches
 from captioner.config import SearchConfig, TrainConfig
@@ -39,6 +39,7 @@ from captioner.progress import Bar, bar, console, track
 from captioner.rates import TwoRates
 from captioner.self_critical import SelfCritical
 from captioner.text import Vocabulary
+from captioner.viewer import save_page
 
 __all__ = ["train"]
 
@@ -530,9 +531,11 @@ class _Run:
             Geometry.of(load_photo(one.path), model.image_size, model.resize) for one in chosen
         ]
         photos = [one.path for one in chosen]
-        captions = writer.captions(regions, geometries, photos, SearchConfig())
-        overlay.save_page(
-            [best for best, *_ in captions],
+        captions = writer.captions(
+            regions, geometries, photos, SearchConfig(), extras=range(len(photos))
+        )
+        save_page(
+            {self.out.name: [best for best, *_ in captions]},
             self.out / "samples.html",
             title=f"{self.out.name}: dev photos",
             notes=[example.captions for example in chosen],

@@ -1,9 +1,13 @@
 """Fixtures shared by the tests: where the real data is, and TensorFlow's silence."""
 
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from typing import Any
 
 import pytest
 
@@ -23,6 +27,31 @@ def data_root() -> Path:
             pytest.fail(reason)
         pytest.skip(reason)
     return root
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Chromium without a window, the system's; tests that need it are skipped where it is absent.
+
+    In CI it must be there. One for each module: while it runs it has an event loop of its own,
+    which the notebooks' tests would stumble over.
+    """
+    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    if program is None:
+        reason = "no Chromium: apt-get install chromium, to test pages as people use them"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    from playwright.sync_api import sync_playwright
+
+    quiet = ("background-networking", "component-update", "sync", "gpu")
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(
+            executable_path=program,
+            args=["--no-sandbox", *(f"--disable-{part}" for part in quiet)],
+        )
+        yield opened
+        opened.close()
 
 
 def _tiny_encoder():

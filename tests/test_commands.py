@@ -1,9 +1,11 @@
 """Commands, as users type them."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -73,6 +75,52 @@ def test_caption_a_folder_with_everything(
         assert picture.width > 300
 
 
+def page_data(page: Path) -> list[dict[str, Any]]:
+    """The photos of a page."""
+    found = re.findall(r'class="photo">(.*?)</script>', page.read_text("utf-8"))
+    return [json.loads(one) for one in found]
+
+
+def test_one_page_for_a_folder_two_models_side_by_side(
+    model: Path,
+    tiny_encoder: keras.Model,
+    photos: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    other = Captioner(tiny_encoder, ["a"], units=11, embedding_units=3, attention="none")
+    save_model(other, tmp_path / "none.keras")
+    (photos / "broken.jpg").write_bytes(b"")
+    page = tmp_path / "new" / "page.html"
+    options = ["--beam", 2, "--html", page, "--beside", tmp_path / "none.keras"]
+    assert run("caption", photos, "--model", model, *options) == 2  # one photo is broken
+    printed = capsys.readouterr()
+    assert f"page → {page}" in printed.err
+    assert printed.err.count("broken.jpg") == 1
+    data = page_data(page)
+    assert [photo["name"] for photo in data] == ["a.jpg", "b.png", "b.webp"]
+    lines = [line.split(": ")[1] for line in printed.out.splitlines()]
+    for photo, line in zip(data, lines, strict=True):
+        first, second = photo["captions"]
+        assert [first["model"], second["model"]] == [str(model), str(tmp_path / "none.keras")]
+        assert first["text"] == line
+        assert set(first["maps"]) == {"alpha", "evidence"}
+        assert all(word["instead"] for word in first["words"])
+        assert {word["word"] for word in second["words"]} == {"a"}
+        assert "alpha" not in second["maps"]
+
+
+@pytest.mark.parametrize("kind", ["gif", "webp"])
+def test_animations_of_a_folder(kind: str, model: Path, photos: Path, tmp_path: Path) -> None:
+    options = ["--animation", tmp_path / "out", "--animation-format", kind, "--beam", 1]
+    assert run("caption", photos / "trip", "--model", model, *options, "--show", "evidence") == 0
+    out = tmp_path / "out"
+    written = sorted(path.relative_to(out) for path in out.rglob("*.*"))
+    assert written == [Path(f"b.{kind}"), Path("day 2") / f"b.{kind}"]
+    with Image.open(out / written[0]) as picture:
+        assert picture.n_frames > 1
+
+
 def test_n_best_are_printed_with_their_scores(
     model: Path, photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +154,8 @@ def test_a_bad_photo_is_named_and_the_others_are_captioned(
             ["caption", __file__, "--beam", "many"],
             "Error parsing --beam: no type matching {None}|INT could be instantiated from ['many']",
         ),
+        (["caption", __file__, "--beside", "runs/hard"], "for the page of --html FILE: name both"),
+        (["caption", __file__, "--html", "a", "--beside", "shipped"], "takes a second model"),
         (["evaluate"], "--data PATH is needed"),
         (["evaluate", "--data", "nowhere"], "nowhere does not exist"),
         (["train", "--scores", "dot"], "Unrecognized options: --scores"),
@@ -131,8 +181,9 @@ def test_maps_of_a_model_without_attention_are_refused(
     model = Captioner(tiny_encoder, ["a"], units=11, embedding_units=3, attention="none")
     save_model(model, tmp_path / "none.keras")
     options = ["caption", photos / "a.jpg", "--model", tmp_path / "none.keras"]
-    assert run(*options, "--overlay", tmp_path / "out") == 2
-    assert "this model has no attention" in capsys.readouterr().err
+    for option in ("--overlay", "--animation", "--maps"):
+        assert run(*options, option, tmp_path / "out") == 2
+        assert "this model has no attention" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert run(*options) == 0
 
@@ -176,7 +227,8 @@ def test_evaluate(
         "trip/day 2/b.webp,a word4,test\n"
     )
     status = run(
-        *("evaluate", "--data", table, "--images", photos, "--model", run_folder, "--beam", 2)
+        *("evaluate", "--data", table, "--images", photos, "--model", run_folder, "--beam", 2),
+        *("--html", tmp_path / "page.html"),
     )
     assert status == 0
     scores = json.loads((run_folder / "scores.json").read_text())
@@ -187,6 +239,10 @@ def test_evaluate(
     assert 0 <= scores["bleu_1"] <= 1
     assert scores["distinct_captions"] in (1, 2)
     assert "BLEU" in capsys.readouterr().out
+    page = page_data(tmp_path / "page.html")
+    assert [photo["name"] for photo in page] == ["b.png", "b.webp"]
+    assert page[0]["notes"] == ["word1 word2", "word1 word2 word3"]
+    assert set(page[0]["captions"][0]["maps"]) == {"alpha", "evidence"}
 
     out = tmp_path / "elsewhere.json"
     options = ["--images", photos, "--model", run_folder, "--split", "train", "--out", out]

@@ -159,11 +159,57 @@ def test_evidence_and_self_attention_on_request(tiny_encoder, photos: list[Path]
         np.testing.assert_allclose(caption.evidence.sum(axis=(1, 2)), 1, rtol=1e-5)
         assert caption.self_attention.shape == (2, 8, 6, 6)
         np.testing.assert_allclose(caption.self_attention.sum(axis=-1), 1, rtol=1e-5)
-    ((_, (best, *_)),) = describe_files(
-        Writer(model), photos[:1], SearchConfig(beam=2), extras=True
+    (_, (best, *_)), (_, (other, *_)) = describe_files(
+        Writer(model), photos[:2], SearchConfig(beam=2), extras=photos[:1]
     )
     np.testing.assert_allclose(best.evidence, captions[0].evidence, rtol=1e-3, atol=1e-5)
     np.testing.assert_allclose(best.self_attention, captions[0].self_attention, rtol=1e-4)
+    assert other.words == captions[1].words
+    assert other.evidence is other.self_attention is other.runners_up is None
+
+
+@pytest.mark.parametrize(
+    "options", [{"beam": 3}, {"sample": True, "seed": 6}, {"beam": 1, "look": "argmax"}]
+)
+def test_runners_up_are_the_next_best_words_of_the_same_step(
+    tiny_model: Captioner, photos: list[Path], options: dict[str, object]
+) -> None:
+    for weight in tiny_model.decoder.trainable_weights:
+        weight.assign(4 * weight)
+    captions = captioner.describe(tiny_model, photos, evidence=True, max_words=5, **options)
+    if "sample" in options:
+        assert len({len(caption.words) for caption in captions}) > 1  # some are padded
+    vocabulary = tiny_model.vocabulary.words
+    for path, caption in zip(photos, captions, strict=True):
+        assert len(caption.runners_up) == len(caption.words)
+        square = np.asarray(Image.open(path).resize((24, 24), Image.Resampling.BICUBIC))
+        memory, state = tiny_model.begin(tiny_model.encode(square[None].astype("float32")))
+        token = START
+        for index, word in enumerate(caption.words):
+            look = options.get("look", "expected")
+            output = tiny_model.decoder.step(np.array([[token]]), state, memory, look)
+            state, token = output.state, vocabulary.index(word)
+            logits = np.array(output.logits[0, 0], "float64")
+            probabilities = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+            # The step that is read again is the one that chose the word.
+            assert caption.word_probabilities[index] == pytest.approx(
+                probabilities[token], rel=1e-3
+            )
+            others = sorted(
+                (number for number in range(17) if number not in (0, 1, 3, token)),
+                key=lambda number: -probabilities[number],
+            )
+            names, given = zip(*caption.runners_up[index], strict=True)
+            assert names == tuple(vocabulary[number] for number in others[:4])
+            np.testing.assert_allclose(given, probabilities[others[:4]], rtol=1e-3)
+
+
+def test_where_regions_are_drawn_there_are_no_runners_up(
+    tiny_model: Captioner, photos: list[Path]
+) -> None:
+    caption = captioner.describe(tiny_model, photos[0], beam=1, look="sampled", evidence=True)
+    assert caption.evidence is not None
+    assert caption.runners_up is None
 
 
 @pytest.mark.parametrize("look", ["sampled", "argmax"])

@@ -1,17 +1,11 @@
 """Maps land where the model looked, and figures of every shape hold all that they should."""
 
-import base64
 import dataclasses
-import io
-import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 import pytest
-from fontTools.fontBuilder import FontBuilder
-from fontTools.pens.ttGlyphPen import TTGlyphPen
 from PIL import Image, ImageDraw
 
 from captioner import overlay
@@ -262,27 +256,6 @@ def test_crop_frames_what_the_model_saw() -> None:
     assert (middle[left - 1] == 160).all()
 
 
-def test_words_too_long_for_their_panel_are_shrunk_then_shortened() -> None:
-    fits, font = overlay._fit("dog", 100, 18)
-    assert (fits, font.size) == ("dog", 18)
-    shrunk, font = overlay._fit("photographic", 100, 18)
-    assert shrunk == "photographic"
-    assert 0.6 * 18 < font.size < 18
-    assert font.getlength(shrunk) <= 100
-    shortened, font = overlay._fit("donaudampfschifffahrtsgesellschaft" * 3, 110, 18)
-    assert shortened.endswith("…")
-    assert shortened.startswith("donau")
-    assert font.getlength(shortened) <= 110
-
-
-def test_long_sentences_are_wrapped_without_losing_a_letter() -> None:
-    text = "a very long sentence " * 7 + "donaudampfschifffahrtsgesellschaft" * 5
-    lines = overlay._wrap(text, 300, 23)
-    assert len(lines) > 5
-    assert all(overlay._font(text, 23).getlength(line) <= 300 for line in lines)
-    assert "".join("".join(lines).split()) == "".join(text.split())
-
-
 # ---- scripts -------------------------------------------------------------------------------------
 
 
@@ -291,48 +264,6 @@ def test_long_sentences_are_wrapped_without_losing_a_letter() -> None:
 )
 def test_words_of_any_script_are_drawn(text: str) -> None:
     assert drawn_panels(overlay.figure(described(text), panel=64)) == len(text.split()) + 1
-
-
-@pytest.fixture
-def installed_font(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A system whose only other font has the one letter 狗, drawn as a full square."""
-    builder = FontBuilder(1000)
-    builder.setupGlyphOrder([".notdef", "dog"])
-    builder.setupCharacterMap({ord("狗"): "dog"})
-    pen = TTGlyphPen(None)
-    pen.moveTo((0, 0))
-    for corner in ((0, 1000), (1000, 1000), (1000, 0)):
-        pen.lineTo(corner)
-    pen.closePath()
-    builder.setupGlyf({".notdef": TTGlyphPen(None).glyph(), "dog": pen.glyph()})
-    builder.setupHorizontalMetrics({".notdef": (1000, 0), "dog": (1000, 0)})
-    builder.setupHorizontalHeader(ascent=1000, descent=0)
-    builder.setupNameTable({"familyName": "Dog", "styleName": "Regular"})
-    builder.setupOS2()
-    builder.setupPost()
-    path = tmp_path / "dog.ttf"
-    builder.save(path)
-    (tmp_path / "broken.ttf").write_bytes(b"no font")
-    fonts = [str(tmp_path / "broken.ttf"), str(path)]
-    monkeypatch.setattr("matplotlib.font_manager.findSystemFonts", lambda: fonts)
-    overlay._system_fonts.cache_clear()
-    overlay._font_file.cache_clear()
-    yield str(path)
-    overlay._system_fonts.cache_clear()
-    overlay._font_file.cache_clear()
-
-
-def test_letters_that_dejavu_lacks_come_from_an_installed_font(installed_font: str) -> None:
-    assert overlay._font("狗", 20).path == installed_font
-    canvas = Image.new("L", (20, 20), 255)
-    ImageDraw.Draw(canvas).text((0, 0), "狗", 0, overlay._font("狗", 20))
-    assert np.asarray(canvas).mean() < 5  # the square, not DejaVu's empty box
-
-
-def test_dejavu_is_kept_where_no_font_has_more(installed_font: str) -> None:
-    for text in ("dog", "собака", "猫", ""):
-        assert Path(overlay._font(text, 20).path).name == "DejaVuSans.ttf"
-    assert Path(overlay._font("dog", 20, bold=True).path).name == "DejaVuSans-Bold.ttf"
 
 
 # ---- save ----------------------------------------------------------------------------------------
@@ -357,30 +288,6 @@ def test_a_figure_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -
             overlay.save(described("dog"), path)
         assert str(path) in str(refused.value)
     assert sorted(entry.name for entry in tmp_path.rglob("*")) == ["file", "folder"]
-
-
-def test_a_page_holds_every_figure_and_note_in_one_file(tmp_path: Path) -> None:
-    captions = [described("a dog"), described('a "small" <cat>')]
-    path = tmp_path / "new" / "page.html"
-    overlay.save_page(captions, path, title="dogs & cats", notes=[("woof <b>",), ("purr", "miaow")])
-    page = path.read_text(encoding="utf-8")
-    assert "<h1>dogs &amp; cats</h1>" in page
-    assert 'alt="a &quot;small&quot; &lt;cat&gt;"' in page
-    assert "<li>woof &lt;b&gt;</li>" in page
-    assert "<li>purr</li><li>miaow</li>" in page
-    pictures = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', page)
-    assert page.count("src=") == len(pictures) == 2
-    for caption, picture in zip(captions, pictures, strict=True):
-        shown = Image.open(io.BytesIO(base64.b64decode(picture)))
-        assert shown.size == overlay.figure(caption).size
-    assert [entry.name for entry in path.parent.iterdir()] == ["page.html"]
-
-
-def test_a_page_needs_no_notes_but_then_for_every_caption(tmp_path: Path) -> None:
-    overlay.save_page([described("dog")], tmp_path / "page.html", title="dogs")
-    assert "<li>" not in (tmp_path / "page.html").read_text(encoding="utf-8")
-    with pytest.raises(ValueError, match="shorter"):
-        overlay.save_page([described("dog")] * 2, tmp_path / "b.html", title="dogs", notes=[("a",)])
 
 
 def texts_of(monkeypatch: pytest.MonkeyPatch, caption: Caption) -> list[str]:

@@ -106,7 +106,9 @@ def test_what_a_run_leaves(finished: Path, photos: Path) -> None:
     assert saved == config(photos)
     assert list((finished / "tensorboard").glob("events*"))
     page = (finished / "samples.html").read_text()
-    assert page.count("<img") == 1  # one dev photo in ten of 14
+    assert page.count('class="photo"') == 1  # one dev photo in ten of 14
+    assert '"instead":[["' in page  # with the runners-up, and evidence
+    assert '"evidence":{' in page
     model = captioner.load(finished)
     caption = captioner.describe(model, photos / "3.png", beam=2)
     assert set(caption.words) <= {"a", "wall", "paint", *COLOURS}

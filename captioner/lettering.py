@@ -1,0 +1,93 @@
+"""Text in pictures: type that fits its room, in a font that has the letters of any script."""
+
+import functools
+from pathlib import Path
+
+import matplotlib
+from matplotlib import font_manager
+from matplotlib.ft2font import FT2Font
+from PIL import ImageFont
+
+__all__ = ["fit", "typeface", "wrap"]
+
+
+def fit(
+    text: str, room: float, size: float, *, bold: bool = False
+) -> tuple[str, ImageFont.FreeTypeFont]:
+    """Shrinks the type to the room, down to 60 %, and then shortens the text."""
+    font, least = typeface(text, size, bold=bold), 0.6 * size
+    while size > least and font.getlength(text) > room:  # hinted type does not shrink evenly
+        size = max(least, 0.96 * size)
+        font = typeface(text, size, bold=bold)
+    kept = text
+    while len(kept) > 1 and font.getlength(text) > room:
+        kept = kept[:-1]
+        text = kept.rstrip() + "…"
+    return text, font
+
+
+def wrap(text: str, room: float, size: float, *, bold: bool = False) -> tuple[str, ...]:
+    """Breaks text into lines no wider than `room`: between words, inside a word that must be."""
+    font = typeface(text, size, bold=bold)
+    lines: list[str] = []
+    line = ""
+    for word in text.split():
+        joined = f"{line} {word}" if line else word
+        if font.getlength(joined) <= room:
+            line = joined
+            continue
+        if line:
+            lines.append(line)
+        line = ""
+        for letter in word:
+            if line and font.getlength(line + letter) > room:
+                lines.append(line)
+                line = ""
+            line += letter
+    return (*lines, line) if line else tuple(lines)
+
+
+def typeface(text: str, size: float, *, bold: bool = False) -> ImageFont.FreeTypeFont:
+    """A font that has the text's letters, DejaVu Sans where there is a choice."""
+    needed = frozenset(letter for letter in text if letter.isprintable() and letter != " ")
+    return _open_font(_font_file(needed, bold), max(1.0, size))
+
+
+@functools.lru_cache(maxsize=256)
+def _open_font(path: str, size: float) -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(path, size)
+
+
+@functools.lru_cache(maxsize=4096)
+def _font_file(letters: frozenset[str], bold: bool) -> str:
+    """The first font with all the letters, or else the one with most; DejaVu Sans on a tie."""
+    folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
+    dejavu = str(folder / ("DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"))
+    wanted = frozenset(map(ord, letters))
+    best, missing = dejavu, len(wanted - _code_points(dejavu))
+    if missing:
+        for path in _system_fonts():
+            absent = len(wanted - _code_points(path))
+            if absent < missing:
+                best, missing = path, absent
+            if not missing:
+                break
+    return best
+
+
+@functools.lru_cache(maxsize=1)
+def _system_fonts() -> tuple[str, ...]:
+    """Installed fonts, upright text faces first."""
+    slanted = ("italic", "oblique", "mono", "thin", "light", "black")
+    paths = map(str, font_manager.findSystemFonts())
+    return tuple(sorted(paths, key=lambda p: (any(w in Path(p).name.lower() for w in slanted), p)))
+
+
+@functools.cache
+def _code_points(path: str) -> frozenset[int]:
+    """The characters a font draws with outlines; none for a broken or a bitmap font."""
+    try:
+        font = FT2Font(path)
+    except (OSError, RuntimeError):
+        return frozenset()
+    return frozenset(font.get_charmap()) if font.scalable else frozenset()
