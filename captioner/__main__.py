@@ -7,12 +7,12 @@ import contextlib
 import inspect
 import io
 import itertools
-import os
+import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any
 
 import tyro
 
@@ -20,6 +20,7 @@ import captioner
 from captioner.config import (
     DataConfig,
     ModelConfig,
+    OutputConfig,
     SearchConfig,
     TrainConfig,
     TrainingConfig,
@@ -27,9 +28,22 @@ from captioner.config import (
     preset,
 )
 from captioner.errors import InputError
+from captioner.messages import configure, load_tensorflow
 
 # Heavy modules are imported by the command that needs them: `--help` should not wait for
 # TensorFlow.
+
+log = logging.getLogger("captioner")
+
+
+@dataclass(frozen=True)
+class MessageOptions:
+    """What is said meanwhile, on stderr."""
+
+    verbose: Annotated[bool, tyro.conf.arg(aliases=("-v",))] = False
+    """Say more: what is skipped and why, what was done before, warnings."""
+    quiet: bool = False
+    """Say only what went wrong, and show no progress."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,7 @@ class TrainCommand:
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    messages: MessageOptions = field(default_factory=MessageOptions)
 
     def run(self) -> None:
         from captioner.training import train
@@ -56,35 +71,20 @@ class TrainCommand:
 
 @dataclass(frozen=True)
 class CaptionCommand:
-    """Caption photos; save overlays and maps."""
+    """Caption photos and folders of photos; save captions, overlays, maps and alt text."""
 
     photos: tyro.conf.Positional[tuple[Path, ...]]
     """Photos, or folders of photos (searched recursively)."""
     model: Path | None = None
     """A .keras file or a run folder; the shipped model if not given."""
-    overlay: Path | None = None
-    """Folder for one picture per photo: a panel for every word, with where it looked."""
-    show: Literal["alpha", "evidence"] = "alpha"
-    """What overlays show: alpha, what was weighed before the word was chosen, or evidence, the
-    regions that spoke for the chosen word."""
-    maps: Path | None = None
-    """Folder for one .npz per photo: the maps as numbers (README: "Maps as files")."""
-    jsonl: Path | None = None
-    """File for one line of JSON per photo."""
+    outputs: OutputConfig = field(default_factory=OutputConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
+    messages: MessageOptions = field(default_factory=MessageOptions)
 
     def run(self) -> None:
-        from captioner.commands import caption
+        from captioner.job import caption
 
-        caption(
-            self.photos,
-            self.model,
-            self.search,
-            self.overlay,
-            self.maps,
-            self.jsonl,
-            self.show,
-        )
+        caption(self.photos, self.model, self.search, self.outputs)
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,7 @@ class EvaluateCommand:
     out: Path | None = None
     """File for the scores; scores.json in the run folder, when --model is one."""
     search: SearchConfig = field(default_factory=SearchConfig)
+    messages: MessageOptions = field(default_factory=MessageOptions)
 
     def run(self) -> None:
         from captioner.evaluation import evaluate
@@ -122,6 +123,7 @@ class GroundCommand:
     out: Path | None = None
     """File for the result; ground.json in the run folder, when --model is one."""
     search: SearchConfig = field(default_factory=SearchConfig)
+    messages: MessageOptions = field(default_factory=MessageOptions)
 
     def run(self) -> None:
         from captioner.grounding import ground
@@ -155,6 +157,7 @@ class CompareCommand:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     beam: int = 5
     """Beam of the generated captions."""
+    messages: MessageOptions = field(default_factory=MessageOptions)
 
     def run(self) -> None:
         from captioner.compare import compare
@@ -169,6 +172,7 @@ class DemoCommand:
 
     out: Path = Path("out/demo")
     """Folder for the overlays."""
+    messages: MessageOptions = field(default_factory=MessageOptions)
 
     def run(self) -> None:
         from captioner.commands import demo
@@ -188,6 +192,7 @@ class ScenesCommand:
     """Decides what is drawn."""
     image_size: int = 224
     """Side of the pictures in pixels."""
+    messages: MessageOptions = field(default_factory=MessageOptions)
 
     def run(self) -> None:
         from captioner.scenes import write
@@ -205,6 +210,7 @@ class BenchCommand:
     """File for the figures, JSON."""
     quick: bool = False
     """Only see that everything runs; the figures then mean nothing."""
+    messages: MessageOptions = field(default_factory=MessageOptions)
 
     def run(self) -> None:
         from captioner.bench import bench
@@ -216,10 +222,24 @@ class BenchCommand:
 class EncodersCommand:
     """List the encoders."""
 
+    messages: MessageOptions = field(default_factory=MessageOptions)
+
     def run(self) -> None:
         from captioner.commands import list_encoders
 
         list_encoders()
+
+
+@dataclass(frozen=True)
+class DoctorCommand:
+    """Show what is installed here, and what is missing for what."""
+
+    messages: MessageOptions = field(default_factory=MessageOptions)
+
+    def run(self) -> None:
+        from captioner.doctor import doctor
+
+        doctor()
 
 
 COMMANDS: dict[str, type] = {
@@ -232,6 +252,7 @@ COMMANDS: dict[str, type] = {
     "encoders": EncodersCommand,
     "scenes": ScenesCommand,
     "bench": BenchCommand,
+    "doctor": DoctorCommand,
 }
 
 
@@ -244,12 +265,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[0] in ("-V", "--version"):
         print(captioner.__version__)
         return 0
+    configure()
     try:
         command = _parse(*arguments)
-        _load_tensorflow()
+        configure(verbose=command.messages.verbose, quiet=command.messages.quiet)
+        load_tensorflow()
         command.run()
     except InputError as error:
-        print(f"captioner: {error}", file=sys.stderr)
+        log.error(error)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -301,22 +324,6 @@ def _one_line(complaint: str) -> str:
     _title, *lines = [line.strip("╭╮╰╯│─ ") for line in complaint.strip().splitlines()]
     said = itertools.dropwhile(lambda line: not line.strip("-"), lines)
     return " ".join(itertools.takewhile(lambda line: line.strip("-"), said))
-
-
-def _load_tensorflow() -> None:
-    """Imports TensorFlow without what it prints before its log level is heeded."""
-    sys.stderr.flush()
-    terminal = os.dup(2)
-    try:
-        with Path(os.devnull).open("wb") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        import tensorflow
-
-        # "Tracing is expensive": once per model and shape, which it cannot know.
-        tensorflow.get_logger().setLevel("ERROR")
-    finally:
-        os.dup2(terminal, 2)
-        os.close(terminal)
 
 
 def _option(name: str, options: Sequence[str], default: str) -> str:

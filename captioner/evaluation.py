@@ -1,7 +1,7 @@
 """Scoring a model on a data set: every photo once, freely generated, against all its references."""
 
 import json
-import sys
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,11 @@ from captioner.datasets import Example
 from captioner.errors import InputError
 from captioner.files import write_text
 from captioner.inference import Writer, describe_files
-from captioner.progress import track
+from captioner.progress import track, working
 
 __all__ = ["caption_split", "evaluate"]
+
+log = logging.getLogger(__name__)
 
 
 def caption_split(
@@ -26,7 +28,7 @@ def caption_split(
     candidates: dict[str, str] = {}
     for path, captions in track(results, "Captioning", len(by_path), "photos"):
         if isinstance(captions, InputError):
-            print(f"captioner: {captions}", file=sys.stderr)
+            log.warning(captions)
         else:
             candidates[by_path[path].id] = captions[0].text
     return candidates
@@ -54,7 +56,8 @@ def evaluate(
     if not candidates:
         raise InputError(f"{data.data}: none of the photos of {split} can be read")
     references = {one.id: one.captions for one in examples if one.id in candidates}
-    scores = metrics.caption_scores(candidates, references)
+    with working("Scoring"):
+        scores = metrics.caption_scores(candidates, references)
     if (data_set.root / scenes.MARKER).is_file():
         wordings = scenes.read_wordings(data_set.root, examples[0].split or split)
         right = [

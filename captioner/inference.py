@@ -22,7 +22,7 @@ from captioner.images import Geometry, load_square, to_upright_rgb
 from captioner.model import Captioner, load_model
 from captioner.text import END, PAD, START, UNKNOWN, join
 
-__all__ = ["Writer", "describe", "describe_files", "load", "shipped_model"]
+__all__ = ["Writer", "describe", "describe_files", "load", "model_file", "shipped_model"]
 
 RUN_MODEL = "captioner.keras"
 
@@ -42,12 +42,17 @@ def load(path: str | Path | None = None) -> Captioner:
     Raises:
         InputError: there is no model at `path`, or it cannot be read.
     """
+    return load_model(model_file(path))
+
+
+def model_file(path: str | Path | None = None) -> Path:
+    """The file that `load` reads; `InputError` for a folder without one."""
     path = shipped_model() if path is None or str(path) == "shipped" else Path(path)
     if path.is_dir():
         if not (path / RUN_MODEL).is_file():
             raise InputError(f"{path}: no {RUN_MODEL} in this folder: is it a run of train.py?")
-        path = path / RUN_MODEL
-    return load_model(path)
+        return path / RUN_MODEL
+    return path
 
 
 class Writer:
@@ -246,7 +251,7 @@ def describe_files(
             yield path, square if geometry is None else next(remaining)
         waiting.clear()
 
-    for item in load_squares(list(photos), model.image_size, model.resize):
+    for item in load_squares(photos, model.image_size, model.resize):
         waiting.append(item)
         if len(waiting) == BATCH_PHOTOS:
             yield from flush()

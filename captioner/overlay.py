@@ -25,7 +25,7 @@ from captioner.caption import Caption
 from captioner.files import replacing
 from captioner.images import Geometry
 
-__all__ = ["blend", "figure", "save", "save_page", "spread"]
+__all__ = ["blend", "figure", "font_of", "save", "save_page", "spread"]
 
 # Perceptually uniform: equal steps of attention look like equal steps, in grey print as well.
 _COLOURS = matplotlib.colormaps["inferno"]
@@ -464,6 +464,12 @@ def _font(text: str, size: float, *, bold: bool = False) -> ImageFont.FreeTypeFo
     """A font that has the text's letters, DejaVu Sans where there is a choice."""
     needed = frozenset(letter for letter in text if letter.isprintable() and letter != " ")
     return _open_font(_font_file(needed, bold), max(1.0, size))
+
+
+def font_of(text: str) -> tuple[str, bool]:
+    """The file of the font that writes a text here, and whether it has all its letters."""
+    path = _font_file(frozenset(text), bold=False)
+    return path, _code_points(path) >= set(map(ord, text))
 
 
 @functools.lru_cache(maxsize=256)
