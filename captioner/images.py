@@ -459,7 +459,7 @@ def _what_else(path: Path, is_folder: bool) -> str | None:
     if path.suffix.lower() not in PHOTO_SUFFIXES:
         return f"{path.suffix.lower()} file" if path.suffix else "file without suffix"
     # Nobody may ever write into a pipe. A link to nowhere is taken: to be named with its error.
-    return "no file" if path.exists() and not path.is_file() else None
+    return "neither file nor folder" if path.exists() and not path.is_file() else None
 
 
 def _has_content(stream: BinaryIO) -> bool:

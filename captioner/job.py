@@ -95,9 +95,10 @@ def caption(
         alt_text.check_language(outputs.language)
     if outputs.alt_text == "embed":
         alt_text.check_embedding()
+    job = _Job(photos, inference.model_file(model), options, outputs)
     place = _journal_path(photos, outputs)
     with Journal(place) if place else nullcontext() as journal:
-        job = _Job(photos, inference.model_file(model), options, outputs, journal)
+        job.journal = journal
         try:
             job.describe(each)
         except KeyboardInterrupt:
@@ -147,7 +148,10 @@ class _Job:
         model: the model's file.
         options: how words are chosen.
         outputs: what is written.
-        journal: open, or `None` if nothing is remembered.
+
+    Attributes:
+        summary: what became of the files so far.
+        journal: open, while photos are described; `None` if nothing is remembered.
     """
 
     def __init__(
@@ -156,11 +160,10 @@ class _Job:
         model: Path,
         options: SearchConfig,
         outputs: OutputConfig,
-        journal: Journal | None,
     ) -> None:
         self.summary = Summary()
+        self.journal: Journal | None = None
         self._model, self._options, self._outputs = model, options, outputs
-        self._journal = journal
         self._settings = _digest(model, options)
         self._named = {path for path in photos if not path.is_dir()}
         self._own_folder = _inner_folder(outputs.overlay, photos)
@@ -220,8 +223,8 @@ class _Job:
         except InputError as error:
             self._fail(photo.path, error)
             return
-        if self._journal:
-            self._journal.add(photo.path, sidecar.as_json(captions), made)
+        if self.journal:
+            self.journal.add(photo.path, sidecar.as_json(captions), made)
         self.summary.described += 1
         each(captions[0])
 
@@ -246,10 +249,10 @@ class _Job:
             files[self._alt_kind] = self._describe_in_metadata(photo.path, best.text)
             if self._outputs.alt_text == "embed":
                 size, modified = _state(photo.path)
-        if self._journal is None:
+        if self.journal is None:
             return Made(size, modified, self._settings, {})
-        names = {kind: self._journal.relative(path) for kind, path in files.items()}
-        before = self._journal.made(photo.path)
+        names = {kind: self.journal.relative(path) for kind, path in files.items()}
+        before = self.journal.made(photo.path)
         if before and before[:3] == (photo.size, photo.modified, self._settings):
             names = {**before.files, **names}  # what earlier calls made is still right
         return Made(size, modified, self._settings, names)
@@ -257,9 +260,13 @@ class _Job:
     def _write_text(self, photo: _Photo, path: Path, captions: Sequence[Caption]) -> None:
         """Writes the captions, one a line, but not over a text of somebody else's."""
         text = "".join(f"{one.text}\n" for one in captions)
-        before = self._journal.made(photo.path) if self._journal else None
-        ours = before is not None and "txt" in before.files
-        if path.exists() and not ours and path.read_bytes() != text.encode():
+        before = self.journal.made(photo.path) if self.journal else None
+        if (
+            not (before and "txt" in before.files)
+            and path.exists()
+            and path.read_bytes() != text.encode()  # as after a kill: written, but not noted
+            and not (self.journal and self.journal.has_made(path))
+        ):
             raise InputError(
                 f"{path}: is there already, and not of this job; move it away or give another --txt"
             )
@@ -283,16 +290,16 @@ class _Job:
     def _is_done(self, number: int) -> bool:
         """Whether all that is asked for is there already."""
         photo = self._photo(number)
-        if self._journal is None or photo.path in self._named:
+        if self.journal is None or photo.path in self._named:
             return False
-        made = self._journal.made(photo.path)
+        made = self.journal.made(photo.path)
         if made is None or made[:3] != (photo.size, photo.modified, self._settings):
             return False
-        wanted = {kind: self._journal.relative(path) for kind, path in photo.files.items()}
+        wanted = {kind: self.journal.relative(path) for kind, path in photo.files.items()}
         if self._outputs.alt_text:
             wanted[self._alt_kind] = made.files.get(self._alt_kind, "")
         for kind, name in wanted.items():
-            if made.files.get(kind) != name or not self._journal.located(name).exists():
+            if made.files.get(kind) != name or not self.journal.located(name).exists():
                 return False
         log.debug(f"{photo.path}: done before")
         self.summary.earlier += 1

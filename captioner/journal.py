@@ -69,6 +69,11 @@ class Journal:
         packed = self._made.get(self.relative(photo))
         return None if packed is None else Made(*json.loads(packed))
 
+    def has_made(self, file: Path) -> bool:
+        """Whether a file was made of any photo."""
+        name = self.relative(file)
+        return any(name in Made(*json.loads(one)).files.values() for one in self._made.values())
+
     def relative(self, file: Path) -> str:
         """A file as the journal names it."""
         return relative_to(self.path.parent, file)
@@ -135,8 +140,9 @@ class Journal:
                         raise TypeError
                     [(one["text"], one["score"]) for one in record["captions"]]
                 except (ValueError, KeyError, TypeError) as error:
-                    if not line.endswith(b"\n") and line.startswith(START_OF_LINE[: len(line)]):
-                        return size, b""  # cut short
+                    is_cut = isinstance(error, ValueError) and not line.endswith(b"\n")
+                    if is_cut and line.startswith(START_OF_LINE[: len(line)]):
+                        return size, b""
                     raise InputError(
                         f"{self.path}, line {self._lines + 1}: not what captioner writes here; "
                         "give another file"

@@ -20,8 +20,9 @@ def configure(*, verbose: bool = False, quiet: bool = False) -> None:
 
     Args:
         verbose: show details as well, each line with its time and module, and Python's warnings.
-        quiet: show only what went wrong, and no progress.
+        quiet: show only what went wrong, and no progress; wins over `verbose`.
     """
+    verbose = verbose and not quiet
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # names of files may hold what no encoding has
             stream.reconfigure(errors="backslashreplace")
@@ -39,12 +40,14 @@ def configure(*, verbose: bool = False, quiet: bool = False) -> None:
 
 def load_tensorflow() -> None:
     """Imports TensorFlow without what it prints before its log level is heeded."""
+    if "tensorflow" in sys.modules:
+        return
     sys.stderr.flush()
     terminal = os.dup(2)
     try:
         with (
             Path(os.devnull).open("wb") as nowhere,
-            os.fdopen(terminal, "w", closefd=False) as stream,
+            os.fdopen(terminal, "w", encoding="utf-8", closefd=False) as stream,
             Console(file=stream, quiet=console.quiet).status("Starting TensorFlow"),
         ):
             os.dup2(nowhere.fileno(), 2)
