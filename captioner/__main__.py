@@ -1,6 +1,7 @@
 """`python -m captioner COMMAND`: parses, delegates, prints.
 
-Exit status: 0 success, 2 bad usage or input (one line on stderr), 130 stopped by Ctrl-C.
+Exit status: 0 success, 2 bad usage or input (one line on stderr), 130 stopped, by Ctrl-C
+or because nobody reads stdout any more.
 """
 
 import contextlib
@@ -8,6 +9,7 @@ import inspect
 import io
 import itertools
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -275,6 +277,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.error(error)
         return 2
     except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whatever read stdout has had enough: `captioner caption … | head`
+        with Path(os.devnull).open("wb") as nowhere:  # what is still in the buffer goes there
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return 130
     return 0
 

@@ -5,9 +5,9 @@ cannot see it (IPTC's `AltTextAccessibility`). Each is written where it is still
 that somebody wrote is lost, in the language of the captions and as the default for all others.
 
 They are written either into an XMP file beside the photo or into the photo itself. The file is
-called `photo.jpg.xmp`, as darktable, digiKam, Immich and PhotoPrism do: `photo.xmp` would be that
-of `photo.png` as well, and Adobe's programs, whose name it is, read it for raw files only; they
-find what is in the photo itself.
+called `photo.jpg.xmp`, as by darktable and digiKam, and Immich finds it there: `photo.xmp` would be
+that of `photo.png` too, and Adobe's programs, which call it so, have it for raw files only; of
+others they read what is in the photo itself.
 """
 
 import contextlib
@@ -58,8 +58,7 @@ def check_embedding() -> None:
     """Refuses with `InputError` where nothing can be embedded."""
     if importlib.util.find_spec("pyexiv2") is None:
         raise InputError(
-            'writing into photos needs pyexiv2: pip install "captioner[metadata]", or use '
-            "--alt-text xmp"
+            'writing into photos needs pyexiv2: pip install "pyexiv2>=2.15", or use --alt-text xmp'
         )
 
 

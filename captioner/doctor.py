@@ -24,8 +24,8 @@ __all__ = ["doctor"]
 LIBRARIES = ("tensorflow", "keras", "numpy", "pillow", "pillow-heif")
 # Packages that are not needed, and what needs them.
 OPTIONAL = {
-    "pyexiv2": 'caption --alt-text embed; pip install "captioner[metadata]"',
-    "scikit-image": 'demo; pip install "captioner[demo]"',
+    "pyexiv2": 'caption --alt-text embed; pip install "pyexiv2>=2.15"',
+    "scikit-image": 'demo; pip install "scikit-image>=0.25"',
 }
 JAVA_SECONDS = 20
 

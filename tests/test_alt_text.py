@@ -214,7 +214,7 @@ def test_a_sidecar_of_a_heic_photo_heeds_its_description(tmp_path: Path) -> None
 def test_without_pyexiv2(monkeypatch: pytest.MonkeyPatch) -> None:
     check_embedding()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r'pip install "captioner\[metadata\]"'):
+    with pytest.raises(InputError, match=r'pip install "pyexiv2>=2\.15"'):
         check_embedding()
 
 

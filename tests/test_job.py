@@ -437,6 +437,19 @@ def test_killed(run: Callable, model: Path, tmp_path: Path) -> None:
     assert len(records(out)) == len(list((tmp_path / "texts").glob("*.txt"))) == 300
 
 
+def test_whoever_reads_has_had_enough(
+    run: Callable, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`captioner caption photos | head -n 0`: no traceback, and what is done is kept."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with monkeypatch.context() as patch, os.fdopen(writer, "w") as pipe:
+        patch.setattr(sys, "stdout", pipe)
+        status, _, said = run(photos, "--jsonl", tmp_path / "all.jsonl")
+    assert (status, said) == (130, "")
+    assert run(photos, "--jsonl", tmp_path / "all.jsonl")[1] == ALL
+
+
 def test_stopped_by_the_user(
     run: Callable, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
