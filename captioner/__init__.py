@@ -29,6 +29,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     """Loads what is asked for only then: `captioner.search` needs no TensorFlow, `load` does."""
     if name in _HOMES:
+        if name in ("Captioner", "describe", "load"):
+            importlib.import_module("captioner.messages").load_tensorflow()
         return getattr(importlib.import_module(_HOMES[name]), name)
     if name == "overlay":
         return importlib.import_module("captioner.overlay")

@@ -1,18 +1,20 @@
 """`python -m captioner COMMAND`: parses, delegates, prints.
 
-Exit status: 0 success, 2 bad usage or input (one line on stderr), 130 stopped by Ctrl-C.
+Exit status: 0 success, 2 bad usage or input (one line on stderr), 130 stopped, by Ctrl-C
+or because nobody reads stdout any more.
 """
 
 import contextlib
 import inspect
 import io
 import itertools
+import logging
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -20,6 +22,7 @@ import captioner
 from captioner.config import (
     DataConfig,
     ModelConfig,
+    OutputConfig,
     SearchConfig,
     TrainConfig,
     TrainingConfig,
@@ -27,9 +30,22 @@ from captioner.config import (
     preset,
 )
 from captioner.errors import InputError
+from captioner.messages import configure, load_tensorflow
 
 # Heavy modules are imported by the command that needs them: `--help` should not wait for
 # TensorFlow.
+
+log = logging.getLogger("captioner")
+
+
+@dataclass(frozen=True)
+class MessageOptions:
+    """What is said meanwhile, on stderr."""
+
+    verbose: Annotated[bool, tyro.conf.arg(aliases=("-v",))] = False
+    """Say more: what is skipped and why, what was done before, warnings."""
+    quiet: bool = False
+    """Say only what went wrong, and show no progress."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +62,7 @@ class TrainCommand:
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    messages: MessageOptions = field(default_factory=MessageOptions)
 
     def run(self) -> None:
         from captioner.training import train
@@ -56,47 +73,20 @@ class TrainCommand:
 
 @dataclass(frozen=True)
 class CaptionCommand:
-    """Caption photos; save overlays, maps and a page to look at them."""
+    """Caption photos and folders of photos; save captions, pictures, maps, pages and alt text."""
 
     photos: tyro.conf.Positional[tuple[Path, ...]]
     """Photos, or folders of photos (searched recursively)."""
     model: Path | None = None
     """A .keras file or a run folder; the shipped model if not given."""
-    overlay: Path | None = None
-    """Folder for one picture per photo: a panel for every word, with where it looked."""
-    show: Literal["alpha", "evidence"] = "alpha"
-    """What overlays and animations show: alpha, what was weighed before the word was chosen, or
-    evidence, the regions that spoke for the chosen word."""
-    html: Path | None = None
-    """File for one page to look at all photos: move to a word to see where the model looked."""
-    beside: Path | None = None
-    """With --html: a second model, whose captions stand beside the first one's."""
-    animation: Path | None = None
-    """Folder for one moving picture per photo: word by word, where it looked."""
-    animation_format: Literal["gif", "webp"] = "gif"
-    """Of animations: gif, which everything shows, or webp, a fifth of the size in all colours."""
-    maps: Path | None = None
-    """Folder for one .npz per photo: the maps as numbers (README: "Maps as files")."""
-    jsonl: Path | None = None
-    """File for one line of JSON per photo."""
+    outputs: OutputConfig = field(default_factory=OutputConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
+    messages: MessageOptions = field(default_factory=MessageOptions)
 
     def run(self) -> None:
-        from captioner.commands import caption
+        from captioner.job import caption
 
-        caption(
-            self.photos,
-            self.model,
-            self.search,
-            self.overlay,
-            self.maps,
-            self.jsonl,
-            self.show,
-            page=self.html,
-            beside=self.beside,
-            animations=self.animation,
-            animation_format=self.animation_format,
-        )
+        caption(self.photos, self.model, self.search, self.outputs)
 
 
 @dataclass(frozen=True)
@@ -114,6 +104,7 @@ class EvaluateCommand:
     """File for one page to look at 48 of the photos, spread over the split: captions, maps, and
     what people wrote."""
     search: SearchConfig = field(default_factory=SearchConfig)
+    messages: MessageOptions = field(default_factory=MessageOptions)
 
     def run(self) -> None:
         from captioner.evaluation import evaluate
@@ -140,6 +131,7 @@ class TuneCommand:
     """Score that decides."""
     out: Path | None = None
     """File for the table, JSON."""
+    messages: MessageOptions = field(default_factory=MessageOptions)
 
     def run(self) -> None:
         from captioner.tuning import tune
@@ -172,6 +164,7 @@ class GroundCommand:
     out: Path | None = None
     """File for the result; ground.json in the run folder, when --model is one."""
     search: SearchConfig = field(default_factory=SearchConfig)
+    messages: MessageOptions = field(default_factory=MessageOptions)
 
     def run(self) -> None:
         from captioner.grounding import ground
@@ -205,6 +198,7 @@ class CompareCommand:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     beam: int = 5
     """Beam of the generated captions."""
+    messages: MessageOptions = field(default_factory=MessageOptions)
 
     def run(self) -> None:
         from captioner.compare import compare
@@ -219,6 +213,7 @@ class DemoCommand:
 
     out: Path = Path("out/demo")
     """Folder for the overlays."""
+    messages: MessageOptions = field(default_factory=MessageOptions)
 
     def run(self) -> None:
         from captioner.commands import demo
@@ -238,6 +233,7 @@ class ScenesCommand:
     """Decides what is drawn."""
     image_size: int = 224
     """Side of the pictures in pixels."""
+    messages: MessageOptions = field(default_factory=MessageOptions)
 
     def run(self) -> None:
         from captioner.scenes import write
@@ -255,6 +251,7 @@ class BenchCommand:
     """File for the figures, JSON."""
     quick: bool = False
     """Only see that everything runs; the figures then mean nothing."""
+    messages: MessageOptions = field(default_factory=MessageOptions)
 
     def run(self) -> None:
         from captioner.bench import bench
@@ -266,10 +263,24 @@ class BenchCommand:
 class EncodersCommand:
     """List the encoders."""
 
+    messages: MessageOptions = field(default_factory=MessageOptions)
+
     def run(self) -> None:
         from captioner.commands import list_encoders
 
         list_encoders()
+
+
+@dataclass(frozen=True)
+class DoctorCommand:
+    """Show what is installed here, and what is missing for what."""
+
+    messages: MessageOptions = field(default_factory=MessageOptions)
+
+    def run(self) -> None:
+        from captioner.doctor import doctor
+
+        doctor()
 
 
 COMMANDS: dict[str, type] = {
@@ -283,6 +294,7 @@ COMMANDS: dict[str, type] = {
     "encoders": EncodersCommand,
     "scenes": ScenesCommand,
     "bench": BenchCommand,
+    "doctor": DoctorCommand,
 }
 
 
@@ -295,14 +307,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[0] in ("-V", "--version"):
         print(captioner.__version__)
         return 0
+    configure()
     try:
         command = _parse(*arguments)
-        _load_tensorflow()
+        configure(verbose=command.messages.verbose, quiet=command.messages.quiet)
+        load_tensorflow()
         command.run()
     except InputError as error:
-        print(f"captioner: {error}", file=sys.stderr)
+        log.error(error)
         return 2
     except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whatever read stdout has had enough: `captioner caption … | head`
+        with Path(os.devnull).open("wb") as nowhere:  # what is still in the buffer goes there
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return 130
     return 0
 
@@ -352,22 +370,6 @@ def _one_line(complaint: str) -> str:
     _title, *lines = [line.strip("╭╮╰╯│─ ") for line in complaint.strip().splitlines()]
     said = itertools.dropwhile(lambda line: not line.strip("-"), lines)
     return " ".join(itertools.takewhile(lambda line: line.strip("-"), said))
-
-
-def _load_tensorflow() -> None:
-    """Imports TensorFlow without what it prints before its log level is heeded."""
-    sys.stderr.flush()
-    terminal = os.dup(2)
-    try:
-        with Path(os.devnull).open("wb") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        import tensorflow
-
-        # "Tracing is expensive": once per model and shape, which it cannot know.
-        tensorflow.get_logger().setLevel("ERROR")
-    finally:
-        os.dup2(terminal, 2)
-        os.close(terminal)
 
 
 def _option(name: str, options: Sequence[str], default: str) -> str:

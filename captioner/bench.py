@@ -14,6 +14,7 @@ Shapes: `B` photos, `C` captions per photo, `T` words, `L` regions, `D` region c
 
 import itertools
 import json
+import logging
 import os
 import shutil
 import statistics
@@ -41,10 +42,11 @@ from captioner.inference import Writer, describe_files
 from captioner.memory import keep_freed_memory
 from captioner.model import Captioner
 from captioner.precision import best_precision, product_seconds
-from captioner.progress import console
 from captioner.text import Vocabulary
 
 __all__ = ["Sizes", "bench", "captions", "step_flops"]
+
+log = logging.getLogger(__name__)
 
 # The log of a Flickr8k caption's words, its end included: mean, spread between photos, and spread
 # between the captions of a photo.
@@ -123,7 +125,7 @@ class _Figures:
     def add(self, name: str, values: Sequence[float]) -> float:
         self.values[name] = value = statistics.median(values)
         self.spread[name] = (min(values), max(values))
-        console.print(f"{name}: {value:,.4g}", soft_wrap=True)
+        log.info(f"{name}: {value:,.4g}")
         return value
 
     def rate(self, name: str, number: float, seconds: Sequence[float]) -> float:

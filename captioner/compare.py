@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from captioner.errors import InputError
 from captioner.evaluation import evaluate
 from captioner.files import write_text
 from captioner.grounding import ground
-from captioner.progress import console
 from captioner.training import train
 
 __all__ = ["KINDS", "compare"]
+
+log = logging.getLogger(__name__)
 
 KINDS: dict[str, dict[str, Any]] = {
     "none": {"attention": "none", "self_attention": 0},
@@ -60,7 +62,7 @@ def compare(
     drawn = data.is_dir() and (data / scenes.MARKER).is_file()
     rows = _earlier(out)
     for kind in kinds:
-        console.print(f"\n[bold]{kind}[/bold]")
+        log.info(f"\n{kind}")
         run = out / kind
         model = dataclasses.replace(config.model, **KINDS[kind])
         train(dataclasses.replace(config, model=model), run, resume=(run / "config.json").exists())
@@ -74,7 +76,7 @@ def compare(
             try:
                 maps = ground(source, split, run, options)["maps"]
             except InputError as error:  # it names nothing that has a box: a result, not an end
-                console.print(f"{kind}: {error}", soft_wrap=True)
+                log.warning(f"{kind}: {error}")
                 maps = {}
             for name, measures in maps.items():
                 for measure, cell in measures.items():

@@ -15,6 +15,7 @@ __all__ = [
     "CompleteSearch",
     "DataConfig",
     "ModelConfig",
+    "OutputConfig",
     "SearchConfig",
     "TrainConfig",
     "TrainingConfig",
@@ -244,6 +245,41 @@ class CompleteSearch(SearchConfig):
     beam: int = 5
     length_penalty: float = 0.7
     no_repeat: int = 0
+
+
+@dataclass(frozen=True)
+class OutputConfig:
+    """What is written of every photo that is captioned, besides its caption on stdout."""
+
+    overlay: Path | None = None
+    """Folder for one picture per photo: a panel for every word, with where it looked."""
+    show: Literal["alpha", "evidence"] = "alpha"
+    """What overlays and animations show: alpha, what was weighed before the word was chosen, or
+    evidence, the regions that spoke for the chosen word."""
+    html: Path | None = None
+    """File for one page to look at all photos: move to a word to see where the model looked."""
+    beside: Path | None = None
+    """With --html: a second model, whose captions stand beside the first one's."""
+    animation: Path | None = None
+    """Folder for one moving picture per photo: word by word, where it looked."""
+    animation_format: Literal["gif", "webp"] = "gif"
+    """Of animations: gif, which everything shows, or webp, a fifth of the size in all colours."""
+    maps: Path | None = None
+    """Folder for one .npz per photo: the maps as numbers (README: "Maps as files")."""
+    jsonl: Path | None = None
+    """File for one line of JSON per photo. It is added to, and a photo of a folder that stands in
+    it already is not captioned again (README: "Folders")."""
+    csv: Path | None = None
+    """File for a table: photo, caption, score."""
+    txt: Path | None = None
+    """Folder for one .txt per photo, which may be the folder of the photos."""
+    alt_text: Literal["xmp", "embed"] | None = None
+    """Describe the photos for screen readers and photo managers: xmp writes photo.jpg.xmp beside
+    photo.jpg, embed writes into the photo's own metadata (needs pyexiv2), pixels untouched."""
+    language: str = "en"
+    """With --alt-text: the language of the captions, as in "en" or "pt-BR"."""
+    overwrite_descriptions: bool = False
+    """With --alt-text: also where somebody has described the photo already."""
 
 
 PRESETS: dict[str, TrainConfig] = {

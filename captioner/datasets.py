@@ -24,6 +24,7 @@ from captioner.config import DataConfig
 from captioner.errors import InputError
 from captioner.layouts import FORMATS, SPLIT_NAMES, SPLITS, Row, Source, quoted
 from captioner.photo_index import PhotoIndex
+from captioner.progress import working
 
 __all__ = ["FORMATS", "SPLITS", "DataSet", "Example", "Problem", "load"]
 
@@ -141,7 +142,13 @@ def from_options(options: DataConfig, purpose: str) -> "DataSet":
     """
     if options.data is None:
         raise InputError(f"--data PATH is needed: {purpose}")
-    return load(options.data, format=options.format, images=options.images, seed=options.split_seed)
+    with working("Reading the data set"):
+        return load(
+            options.data,
+            format=options.format,
+            images=options.images,
+            seed=options.split_seed,
+        )
 
 
 def load(

@@ -1,7 +1,7 @@
 """Scoring a model on a data set: every photo once, freely generated, against all its references."""
 
 import json
-import sys
+import logging
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,14 @@ from captioner.datasets import Example
 from captioner.errors import InputError
 from captioner.files import write_text
 from captioner.inference import Writer, describe_files
-from captioner.progress import track
+from captioner.progress import track, working
 from captioner.viewer import save_page
 
 __all__ = ["caption_split", "evaluate"]
 
 PAGE_PHOTOS = 48  # on the page of `html`: some 4 MB, which every browser opens at once
+
+log = logging.getLogger(__name__)
 
 
 def caption_split(
@@ -39,7 +41,7 @@ def caption_split(
     whole: dict[str, Caption] = {}
     for path, captions in track(results, "Captioning", len(by_path), "photos"):
         if isinstance(captions, InputError):
-            print(f"captioner: {captions}", file=sys.stderr)
+            log.warning(captions)
             continue
         candidates[by_path[path].id] = captions[0].text
         if path in shown:
@@ -82,7 +84,8 @@ def evaluate(
     if not candidates:
         raise InputError(f"{data.data}: none of the photos of {split} can be read")
     references = {one.id: one.captions for one in examples if one.id in candidates}
-    scores = metrics.caption_scores(candidates, references)
+    with working("Scoring"):
+        scores = metrics.caption_scores(candidates, references)
     if (data_set.root / scenes.MARKER).is_file():
         wordings = scenes.read_wordings(data_set.root, examples[0].split or split)
         right = [
@@ -120,5 +123,5 @@ def evaluate(
             title=f"{name}: {split} of {data.data}",
             notes=[references[number] for number in whole],
         )
-        print(f"page → {page}")
+        log.info(f"page → {page}")
     return report

@@ -12,7 +12,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ BATCH_PHOTOS = 32
 
 
 def load_squares(
-    photos: Sequence[Path], size: int, resize: str, view: int = 0
+    photos: Iterable[Path], size: int, resize: str, view: int = 0
 ) -> Iterator[tuple[Path, np.ndarray | InputError, Geometry | None]]:
     """Reads photos in threads, in order, a few ahead of the reader.
 

@@ -1,5 +1,6 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and their names as seen from a folder."""
 
+import functools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -7,7 +8,7 @@ from pathlib import Path
 
 from captioner.errors import InputError
 
-__all__ = ["replacing", "write_text"]
+__all__ = ["relative_to", "replacing", "write_text"]
 
 
 @contextmanager
@@ -41,3 +42,21 @@ def write_text(path: Path, text: str) -> None:
     """Writes a UTF-8 file in one step."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+def relative_to(folder: Path, file: Path) -> str:
+    """A file as seen from a folder, with "/"; its whole path where it lies on another drive.
+
+    It stays the same wherever a command is started, and when both are moved together.
+    """
+    real = _real_folder(file.parent.absolute()) / file.name
+    try:
+        return Path(os.path.relpath(real, _real_folder(folder.absolute()))).as_posix()
+    except ValueError:
+        return real.as_posix()
+
+
+@functools.lru_cache(maxsize=1024)
+def _real_folder(folder: Path) -> Path:
+    """The folder without links on the way to it."""
+    return folder.resolve()

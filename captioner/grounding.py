@@ -7,7 +7,7 @@ Shapes: `N` captions, `T` words, `L` regions, `D` region channels, grid `gh x gw
 """
 
 import json
-import sys
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,6 +44,8 @@ from captioner.progress import track
 from captioner.text import PAD, START, UNKNOWN, tokenize
 
 __all__ = ["MAPS", "Written", "ground", "table"]
+
+log = logging.getLogger(__name__)
 
 DEFINITIONS = {
     "words": "words of a caption that name a category with a box in the part of the photo that the "
@@ -279,7 +281,7 @@ def _measure(meter: "_Meter", examples: Sequence[Example]) -> tuple[list[Word], 
     for number, (path, square, geometry) in enumerate(progress):
         if isinstance(square, InputError) or geometry is None:
             unreadable += 1
-            print(f"captioner: {square}", file=sys.stderr)
+            log.warning(square)
         else:
             boxed = meter.annotated.photos[path]
             waiting.append(_Photo(number, examples[number], geometry, boxed))

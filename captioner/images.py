@@ -8,7 +8,7 @@ import math
 import os
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NoReturn
@@ -131,12 +131,17 @@ def to_upright_rgb(image: Image.Image) -> Image.Image:
     return photo
 
 
-def find_photos(paths: Sequence[Path]) -> list[tuple[Path, Path]]:
+def find_photos(
+    paths: Sequence[Path], skip: Callable[[Path, str | InputError], None] | None = None
+) -> list[tuple[Path, Path]]:
     """Finds the photos that the user named.
 
     Args:
         paths: files, taken whatever their ending, and folders, searched with all below them for
-            files with one of `PHOTO_SUFFIXES`; hidden files and folders in them are skipped.
+            files with one of `PHOTO_SUFFIXES`; hidden files and folders in them are skipped, and
+            links to folders, which may lead in circles.
+        skip: is told of all in the folders that is not taken: its path and what it is, or why a
+            folder cannot be searched, which without `skip` is raised.
 
     Returns:
         `(file, relative)` pairs in the order of `paths`, a folder's sorted: `relative` is the
@@ -151,7 +156,7 @@ def find_photos(paths: Sequence[Path]) -> list[tuple[Path, Path]]:
     found: list[tuple[Path, Path]] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(_walk(path))
+            inside = sorted(_walk(path, skip))
             if not inside:
                 raise InputError(
                     f"{path}: no photo in this folder or below it; give a folder with files that "
@@ -422,21 +427,39 @@ def _to_eight_bits(values: np.ndarray, mode: str) -> np.ndarray:
     return np.rint(levels * (255.0 / white)).astype(np.uint8)
 
 
-def _walk(folder: Path) -> list[Path]:
-    """The photos below `folder`, relative to it, without what is hidden."""
+def _walk(folder: Path, skip: Callable[[Path, str | InputError], None] | None) -> Iterator[Path]:
+    """The photos below `folder`, relative to it; of all else `skip` is told."""
 
-    def refuse(error: OSError) -> NoReturn:
-        raise InputError(f"{error.filename}: cannot be searched ({_reason(error)})") from error
+    def refuse(error: OSError) -> None:
+        unreadable = InputError(f"{error.filename}: cannot be searched ({_reason(error)})")
+        if skip is None:
+            raise unreadable from error
+        skip(Path(error.filename), unreadable)
 
-    photos = []
     for parent, folders, files in os.walk(folder, onerror=refuse):
+        for name, is_folder in (
+            *((name, True) for name in folders),
+            *((name, False) for name in files),
+        ):
+            path = Path(parent, name)
+            what = _what_else(path, is_folder)
+            if what is None and not is_folder:
+                yield path.relative_to(folder)
+            elif what is not None and skip is not None:
+                skip(path, what)
         folders[:] = [name for name in folders if not name.startswith(".")]
-        photos += [
-            (Path(parent) / name).relative_to(folder)
-            for name in files
-            if not name.startswith(".") and Path(name).suffix.lower() in PHOTO_SUFFIXES
-        ]
-    return photos
+
+
+def _what_else(path: Path, is_folder: bool) -> str | None:
+    """What in a folder is not taken, in words; `None` for photos and for folders to be searched."""
+    if path.name.startswith("."):
+        return "hidden"
+    if is_folder:
+        return "link to a folder" if path.is_symlink() else None
+    if path.suffix.lower() not in PHOTO_SUFFIXES:
+        return f"{path.suffix.lower()} file" if path.suffix else "file without suffix"
+    # Nobody may ever write into a pipe. A link to nowhere is taken: to be named with its error.
+    return "neither file nor folder" if path.exists() and not path.is_file() else None
 
 
 def _has_content(stream: BinaryIO) -> bool:

@@ -47,13 +47,13 @@ def load(path: str | Path | None = None) -> Captioner:
 
 
 def model_file(path: str | Path | None = None) -> Path:
-    """The `.keras` file that `load` reads."""
+    """The file that `load` reads; `InputError` for a folder without one."""
     path = shipped_model() if path is None or str(path) == "shipped" else Path(path)
-    if not path.is_dir():
-        return path
-    if not (path / RUN_MODEL).is_file():
-        raise InputError(f"{path}: no {RUN_MODEL} in this folder: is it a run of train.py?")
-    return path / RUN_MODEL
+    if path.is_dir():
+        if not (path / RUN_MODEL).is_file():
+            raise InputError(f"{path}: no {RUN_MODEL} in this folder: is it a run of train.py?")
+        return path / RUN_MODEL
+    return path
 
 
 class Writer:
@@ -296,7 +296,7 @@ def describe_files(
             yield path, square if geometry is None else next(remaining)
         waiting.clear()
 
-    for item in load_squares(list(photos), model.image_size, model.resize):
+    for item in load_squares(photos, model.image_size, model.resize):
         waiting.append(item)
         if len(waiting) == BATCH_PHOTOS:
             yield from flush()

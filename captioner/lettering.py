@@ -8,7 +8,7 @@ from matplotlib import font_manager
 from matplotlib.ft2font import FT2Font
 from PIL import ImageFont
 
-__all__ = ["fit", "typeface", "wrap"]
+__all__ = ["fit", "font_of", "typeface", "wrap"]
 
 
 def fit(
@@ -51,6 +51,12 @@ def typeface(text: str, size: float, *, bold: bool = False) -> ImageFont.FreeTyp
     """A font that has the text's letters, DejaVu Sans where there is a choice."""
     needed = frozenset(letter for letter in text if letter.isprintable() and letter != " ")
     return _open_font(_font_file(needed, bold), max(1.0, size))
+
+
+def font_of(text: str) -> tuple[str, bool]:
+    """The file of the font that writes a text here, and whether it has all its letters."""
+    path = _font_file(frozenset(text), bold=False)
+    return path, _code_points(path) >= set(map(ord, text))
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,5 +1,6 @@
 """Progress of long work on stderr: a live bar on a terminal, a line now and then in a log file."""
 
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-__all__ = ["Bar", "bar", "console", "track"]
+__all__ = ["Bar", "bar", "console", "track", "working"]
 
 Item = TypeVar("Item")
 
@@ -42,6 +43,8 @@ class Bar:
                 TextColumn("left"),
                 TimeRemainingColumn(),
                 console=console,
+                # Where the captions go to a file, they must not be shown above the bar instead.
+                redirect_stdout=sys.stdout.isatty(),
             )
             self._task = self._live.add_task(title, total=total, figures="")
             self._live.start()
@@ -54,7 +57,9 @@ class Bar:
         text = f"{rate:.{0 if rate >= 10 else 1}f} {self._unit}/s  {figures}".rstrip()
         if self._live is not None:
             self._live.update(self._task, completed=self._done, figures=text)
-        elif now - self._logged >= LOG_SECONDS or self._done >= self._total:
+        elif now - self._logged >= LOG_SECONDS or (
+            self._done >= self._total and self._logged > self._start
+        ):
             self._logged = now
             left = (self._total - self._done) / max(rate, 1e-9)
             console.print(
@@ -88,6 +93,13 @@ def track(items: Iterable[Item], title: str, total: int, unit: str) -> Iterator[
         for item in items:
             yield item
             running.advance()
+
+
+@contextmanager
+def working(title: str) -> Iterator[None]:
+    """Shows, on a terminal, that something is at work whose end cannot be told."""
+    with console.status(title):
+        yield
 
 
 def _clock(seconds: float) -> str:

@@ -1,16 +1,16 @@
-"""Captions as files for other programs: JSON lines, and maps as numbers."""
+"""Captions as files for other programs: JSON, tables, text, and maps as numbers."""
 
-import json
-from collections.abc import Sequence
+import csv
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from captioner.caption import Caption
-from captioner.files import replacing, write_text
+from captioner.files import relative_to, replacing
 
-__all__ = ["as_json", "output_paths", "save_json_lines", "save_maps"]
+__all__ = ["as_json", "output_paths", "save_maps", "save_table"]
 
 
 def as_json(captions: Sequence[Caption]) -> dict[str, Any]:
@@ -31,10 +31,22 @@ def as_json(captions: Sequence[Caption]) -> dict[str, Any]:
     }
 
 
-def save_json_lines(captions: Sequence[Sequence[Caption]], path: Path) -> None:
-    """Writes one line of JSON per photo, whole or not at all."""
-    lines = [json.dumps(as_json(of_photo), ensure_ascii=False) + "\n" for of_photo in captions]
-    write_text(path, "".join(lines))
+def save_table(photos: Iterable[tuple[Path, Sequence[Mapping[str, Any]]]], path: Path) -> None:
+    """Writes a CSV file: a row `photo,caption,score` per caption, whole or not at all.
+
+    Args:
+        photos: each with its captions, best first, as `as_json` gives them.
+        path: the file; photos are named as seen from its folder.
+    """
+    with (
+        replacing(path) as partial,
+        partial.open("w", encoding="utf-8", errors="backslashreplace", newline="") as stream,
+    ):
+        rows = csv.writer(stream, lineterminator="\n")
+        rows.writerow(("photo", "caption", "score"))
+        for photo, captions in photos:
+            for one in captions:
+                rows.writerow((relative_to(path.parent, photo), one["text"], one["score"]))
 
 
 def save_maps(caption: Caption, path: Path) -> None:

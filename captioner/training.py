@@ -11,6 +11,7 @@ import csv
 import dataclasses
 import io
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -35,13 +36,15 @@ from captioner.images import Geometry, load_photo
 from captioner.inference import RUN_MODEL, Writer, load
 from captioner.model import Captioner, load_model, save_model
 from captioner.precision import best_precision
-from captioner.progress import Bar, bar, console, track
+from captioner.progress import Bar, bar, track, working
 from captioner.rates import TwoRates
 from captioner.self_critical import SelfCritical
 from captioner.text import Vocabulary
 from captioner.viewer import save_page
 
 __all__ = ["train"]
+
+log = logging.getLogger(__name__)
 
 GREEDY = SearchConfig(beam=1)
 DEV_BATCH = 100  # photos written at once while scoring dev
@@ -105,7 +108,7 @@ def train(config: TrainConfig, out: Path, *, resume: bool = False) -> Path:
     data = datasets.from_options(config.data, "the data set to train on")
     train_examples = data.split("train")[: config.data.limit]
     dev_examples = data.split("dev")[: config.training.dev_photos]
-    console.print(data.summary(), soft_wrap=True)
+    log.info(data.summary())
     start = None
     if config.training.start_from:
         # Resuming must need nothing but the run folder: its own model has the same words.
@@ -125,7 +128,7 @@ def train(config: TrainConfig, out: Path, *, resume: bool = False) -> Path:
             f"{data.root}: no word stands in train {config.vocabulary.min_count} times or more; "
             "lower --min-count"
         )
-    console.print(f"vocabulary: {len(vocabulary):,} words, {whose}", soft_wrap=True)
+    log.info(f"vocabulary: {len(vocabulary):,} words, {whose}")
     backbone = config.model
     if start is None:
         encoder = build_encoder(
@@ -152,9 +155,9 @@ def train(config: TrainConfig, out: Path, *, resume: bool = False) -> Path:
         out.parent / "features",
     )
     for reason in list(unreadable.values())[:5]:
-        console.print(f"skipped: {reason}", soft_wrap=True)
+        log.warning(f"skipped: {reason}")
     if unreadable:
-        console.print(f"skipped {len(unreadable)} photos that cannot be read")
+        log.warning(f"skipped {len(unreadable)} photos that cannot be read")
     train_examples = tuple(one for one in train_examples if one.path not in unreadable)
     dev_examples = tuple(one for one in dev_examples if one.path not in unreadable)
     if not train_examples or not dev_examples:
@@ -297,22 +300,21 @@ class _Run:
     def train(self) -> None:
         fit = self.config.training
         count = sum(keras.ops.size(one) for one in self.model.trainable_variables)
-        console.print(
+        log.info(
             f"training {count:,} parameters on "
             f"{self.batches.number_of_captions():,} captions, {self.model.dtype_policy.name}"
         )
         while self.progress.likely_epochs < 0 and self.progress.epoch < fit.epochs:
             if self._out_of_patience():
-                console.print(f"no better dev score for {fit.patience} epochs: stopped")
+                log.info(f"no better dev score for {fit.patience} epochs: stopped")
                 break
             self._epoch(fit.epochs, self._learn_likely)
         if fit.optimize_cider:
             self._train_by_score()
         best = self.progress
-        console.print(
+        log.info(
             f"best: epoch {best.best_epoch + 1}, dev {fit.monitor} {100 * best.best:.1f} (greedy) "
-            f"→ {self.out / RUN_MODEL}",
-            soft_wrap=True,
+            f"→ {self.out / RUN_MODEL}"
         )
 
     def _train_by_score(self) -> None:
@@ -417,7 +419,7 @@ class _Run:
             for name, number in row.items():
                 tf.summary.scalar(name, number, step=int(row["epoch"]))
         self.log.flush()
-        console.print(
+        log.info(
             f"Epoch {row['epoch']}: loss {row['loss']:.3f}, "
             f"dev BLEU-4 {100 * scores['bleu_4']:.1f}, "
             f"CIDEr {100 * scores['cider']:.1f} (greedy), "
@@ -483,7 +485,7 @@ class _Run:
         """Goes back to the checkpoint; a run stopped before its first one starts anew."""
         path = self.out / "checkpoint" / "state.npz"
         if not path.is_file():
-            console.print(f"{path}: no checkpoint yet, starting from the beginning")
+            log.info(f"{path}: no checkpoint yet, starting from the beginning")
             return
         with np.load(path) as arrays:
             progress = json.loads(str(arrays["progress"]))
@@ -494,9 +496,7 @@ class _Run:
                 variable.assign(arrays[f"variable_{number}"])
         progress["history"] = tuple(progress["history"])
         self.progress = Progress(**progress)
-        console.print(
-            f"resuming at epoch {self.progress.epoch + 1}, batch {self.progress.batch + 1}"
-        )
+        log.info(f"resuming at epoch {self.progress.epoch + 1}, batch {self.progress.batch + 1}")
 
     def _variables(self) -> list[Any]:
         """All that training changes: weights, dropout's random state, optimizer."""
@@ -514,10 +514,7 @@ class _Run:
         self.save()
         if self.progress.best_epoch < 0:
             self._save_model()
-        console.print(
-            f"stopped. {self.out / RUN_MODEL} can be used; --resume goes on from here",
-            soft_wrap=True,
-        )
+        log.info(f"stopped. {self.out / RUN_MODEL} can be used; --resume goes on from here")
 
     def write_samples(self) -> None:
         """Captions dev photos with the best model, with maps, for people to look at."""
@@ -531,16 +528,17 @@ class _Run:
             Geometry.of(load_photo(one.path), model.image_size, model.resize) for one in chosen
         ]
         photos = [one.path for one in chosen]
-        captions = writer.captions(
-            regions, geometries, photos, SearchConfig(), extras=range(len(photos))
-        )
-        save_page(
-            {self.out.name: [best for best, *_ in captions]},
-            self.out / "samples.html",
-            title=f"{self.out.name}: dev photos",
-            notes=[example.captions for example in chosen],
-        )
-        console.print(f"samples → {self.out / 'samples.html'}", soft_wrap=True)
+        with working("Captioning samples"):
+            captions = writer.captions(
+                regions, geometries, photos, SearchConfig(), extras=range(len(photos))
+            )
+            save_page(
+                {self.out.name: [best for best, *_ in captions]},
+                self.out / "samples.html",
+                title=f"{self.out.name}: dev photos",
+                notes=[example.captions for example in chosen],
+            )
+        log.info(f"samples → {self.out / 'samples.html'}")
 
 
 class _Schedule(keras.optimizers.schedules.LearningRateSchedule):
@@ -597,7 +595,7 @@ def _resumed(config: TrainConfig, out: Path) -> TrainConfig:
         raise InputError(f"{out}: no run to resume here (no config.json); leave --resume out")
     saved = TrainConfig.from_json(path.read_text(encoding="utf-8"), str(path))
     if config != saved:
-        console.print(f"resuming with the options of {path}", soft_wrap=True)
+        log.info(f"resuming with the options of {path}")
     return saved
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +19,8 @@ from captioner.model import save_decoding
 from captioner.progress import track
 
 __all__ = ["tune"]
+
+log = logging.getLogger(__name__)
 
 TUNED = ("beam", "length_penalty", "no_repeat")  # fields of `SearchConfig`
 
@@ -104,5 +107,5 @@ def tune(
         write_text(
             out, json.dumps({"split": split, "best": chosen, "tried": rows}, indent=2) + "\n"
         )
-        print(f"table → {out}")
+        log.info(f"table → {out}")
     return chosen

@@ -1,6 +1,7 @@
 """Photos of every kind come out upright and RGB; the square's geometry is exact both ways."""
 
 import io
+import os
 import struct
 import warnings
 import zlib
@@ -288,6 +289,51 @@ def test_folders_are_searched_in_order_without_what_is_hidden(tmp_path: Path) ->
         (note, Path("notes.txt")),  # a file that is named is taken, whatever its ending
         *((tmp_path / name, Path(name)) for name in ["a/y/x.png", "a/z.heic", "b.JPG", "c.webp"]),
     ]
+
+
+def test_what_a_folder_holds_besides_photos_is_told(tmp_path: Path) -> None:
+    for name in (
+        "a/x.jpg",
+        "a/.hidden.jpg",
+        ".cache/c.jpg",
+        "notes.TXT",
+        "readme",
+        "sub.jpg/y.jpg",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "nowhere.jpg").symlink_to("gone")
+    os.mkfifo(tmp_path / "pipe.jpg")
+    skipped: dict[str, object] = {}
+    found = find_photos([tmp_path], lambda path, what: skipped.update({path.name: what}))
+    assert [str(relative) for _, relative in found] == ["a/x.jpg", "nowhere.jpg", "sub.jpg/y.jpg"]
+    assert skipped == {
+        ".hidden.jpg": "hidden",
+        ".cache": "hidden",
+        "notes.TXT": ".txt file",
+        "readme": "file without suffix",
+        "loop": "link to a folder",
+        "pipe.jpg": "neither file nor folder",
+    }
+
+
+def test_a_folder_that_cannot_be_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shut").mkdir()
+    (tmp_path / "a.jpg").touch()
+    scandir = os.scandir
+
+    def refuse(folder: str) -> object:  # for root no folder is shut
+        if Path(folder).name == "shut":
+            raise PermissionError(13, "Permission denied", folder)
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(InputError, match=r"shut: cannot be searched \(Permission denied\)"):
+        find_photos([tmp_path])
+    skipped: list[object] = []
+    assert len(find_photos([tmp_path], lambda path, what: skipped.append(what))) == 1
+    assert str(skipped[0]).endswith("shut: cannot be searched (Permission denied)")
 
 
 def test_paths_that_hold_no_photo_are_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Captions as files."""
 
+import csv
 import dataclasses
 import json
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from captioner.caption import Caption
 from captioner.images import Geometry
-from captioner.sidecar import as_json, output_paths, save_json_lines, save_maps
+from captioner.sidecar import as_json, output_paths, save_maps, save_table
 
 ATTENTION = np.random.default_rng(0).dirichlet(np.ones(6), size=2).reshape(2, 2, 3)
 
@@ -27,17 +28,29 @@ def caption(attention: np.ndarray | None = ATTENTION, text: str = "a café") -> 
     )
 
 
-def test_json_lines(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "captions.jsonl"
-    save_json_lines([[caption(), caption(text="a bar")], [caption(None)]], path)
-    first, second = (json.loads(line) for line in path.read_text("utf-8").splitlines())
-    assert first["photo"] == "trip/dog.jpg"
-    assert first["caption"] == "a café"
-    assert [one["text"] for one in first["captions"]] == ["a café", "a bar"]
-    assert first["captions"][0]["word_probabilities"] == [0.5, 0.12346]
-    assert first["captions"][0]["gate"] == [0.25, 0.75]
-    assert second["captions"][0]["gate"] is None
-    assert as_json([caption()])["captions"][0]["score"] == -1.25
+def test_json() -> None:
+    found = json.loads(json.dumps(as_json([caption(), caption(text="a bar")])))
+    assert found["photo"] == "trip/dog.jpg"
+    assert found["caption"] == "a café"
+    assert [one["text"] for one in found["captions"]] == ["a café", "a bar"]
+    assert found["captions"][0]["word_probabilities"] == [0.5, 0.12346]
+    assert found["captions"][0]["gate"] == [0.25, 0.75]
+    assert found["captions"][0]["score"] == -1.25
+    assert as_json([caption(None)])["captions"][0]["gate"] is None
+
+
+def test_table(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "captions.csv"
+    photos = [tmp_path / "new" / 'a "dog", 狗.jpg', tmp_path / "b.jpg"]
+    captions = as_json([caption(), caption(text="a bar, b")])["captions"]
+    save_table([(photos[0], captions), (photos[1], captions[:1])], path)
+    with path.open(encoding="utf-8", newline="") as stream:
+        assert list(csv.reader(stream)) == [
+            ["photo", "caption", "score"],
+            ['a "dog", 狗.jpg', "a café", "-1.25"],
+            ['a "dog", 狗.jpg', "a bar, b", "-1.25"],
+            ["../b.jpg", "a café", "-1.25"],
+        ]
 
 
 def test_maps(tmp_path: Path) -> None:
