@@ -29,11 +29,13 @@ from captioner.errors import InputError
 
 __all__ = [
     "DEFAULT_LENGTH_PENALTY",
+    "Captions",
     "Found",
     "Hypothesis",
     "Step",
     "StepOutput",
     "beam",
+    "captions",
     "greedy",
     "hypotheses",
     "length_rule",
@@ -67,7 +69,7 @@ tensors `(R, ...)`, is what belongs to a photo and does not change."""
 
 
 class Found(NamedTuple):
-    """What a search found, as tensors: for `hypotheses` to read.
+    """What a search found, as tensors: for `captions` and `hypotheses` to read.
 
     Attributes:
         scores: `(B, N)`, of every caption by the length rule; -inf where there is none.
@@ -75,7 +77,7 @@ class Found(NamedTuple):
         slots: `(B, N)`, beam that held the caption after its last word.
         finished: `(B, N)`, whether it ended by the end token.
         wanted: how many of them are asked for at most.
-        steps: what every step chose, `(T, B, K, ...)` each: `_Choices`.
+        steps: what every step chose, `(T + 1, B, K, ...)` each: `_Choices`.
         nan: number of words after which the step gave NaN, or -1.
         stuck: whether no word was allowed somewhere.
     """
@@ -88,6 +90,30 @@ class Found(NamedTuple):
     steps: "_Choices"
     nan: Any
     stuck: Any
+
+
+class Captions(NamedTuple):
+    """The captions that a search found, as tensors: `N` per photo, best first.
+
+    `T` is `max_words`; what stands after a caption's last word means nothing.
+
+    Attributes:
+        tokens: `(B, N, T)`.
+        log_probabilities: `(B, N, T)`, as of `Hypothesis`.
+        scores: `(B, N)`; -inf where fewer captions exist.
+        lengths: `(B, N)`, words.
+        finished: `(B, N)`.
+        attention: `(B, N, T, L)`; `None` without attention.
+        gate: `(B, N, T)`; `None` without attention.
+    """
+
+    tokens: Any
+    log_probabilities: Any
+    scores: Any
+    lengths: Any
+    finished: Any
+    attention: Any
+    gate: Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +158,7 @@ def greedy(
     max_words: int,
     min_words: int = 1,
     length_penalty: float = DEFAULT_LENGTH_PENALTY,
+    sums: tf.DType = tf.float64,
 ) -> Found:
     """The most probable word, every time.
 
@@ -146,6 +173,8 @@ def greedy(
         max_words: a caption longer than this is cut off.
         min_words: the end token is not allowed before this many words.
         length_penalty: see the module; it changes the score, not the words.
+        sums: number type of what is added up over words and ranked: float64 whatever the model's,
+            unless the graph is for a runtime that has none.
 
     Returns:
         One caption for each of the `B` photos.
@@ -153,7 +182,7 @@ def greedy(
     Raises:
         InputError: an option is out of range.
     """
-    limits = _Limits(start, end, banned, min_words, max_words, length_penalty)
+    limits = _Limits(start, end, banned, min_words, max_words, length_penalty, sums)
 
     def most_probable(log_probabilities: Any, words: Any, rows: Any) -> Any:
         return tf.argmax(log_probabilities, axis=-1, output_type=tf.int32)
@@ -247,6 +276,7 @@ def beam(
     beam: int = 5,
     n_best: int = 1,
     length_penalty: float = DEFAULT_LENGTH_PENALTY,
+    sums: tf.DType = tf.float64,
 ) -> Found:
     """The best captions that keeping `beam` beginnings at a time can find.
 
@@ -260,7 +290,8 @@ def beam(
     where the length rule would prefer to end earlier or later.
 
     Args:
-        step, state, memory, regions, start, end, banned, max_words, min_words: as in `greedy`.
+        step, state, memory, regions, start, end, banned, max_words, min_words, sums: as in
+            `greedy`.
         beam: `K`, how many beginnings are kept.
         n_best: how many captions to find for each photo.
         length_penalty: see the module.
@@ -271,20 +302,20 @@ def beam(
     Raises:
         InputError: an option is out of range.
     """
-    limits = _Limits(start, end, banned, min_words, max_words, length_penalty)
+    limits = _Limits(start, end, banned, min_words, max_words, length_penalty, sums)
     _require(beam >= 1, "beam", beam, "at least 1")
     _require(1 <= n_best <= beam, "n_best", n_best, f"from 1 to the beam size, {beam}")
     if beam == 1:
         return greedy(
             step, state, memory, regions, start=start, end=end, banned=banned,
-            max_words=max_words, min_words=min_words, length_penalty=length_penalty,
+            max_words=max_words, min_words=min_words, length_penalty=length_penalty, sums=sums,
         )  # fmt: skip
     rows = _Rows.all(state, memory, start, beam)
     photos = tf.shape(rows.number)[0]
     # All beams begin alike: one lives, or each caption would be found `beam` times.
     first = tf.where(tf.range(beam) == 0, 0.0, -np.inf)
-    live = tf.cast(tf.broadcast_to(first, (photos, beam)), tf.float64)  # sum of log p
-    nothing = tf.fill((photos, n_best), tf.constant(-np.inf, tf.float64))
+    live = tf.cast(tf.broadcast_to(first, (photos, beam)), sums)  # sum of log p
+    nothing = tf.fill((photos, n_best), tf.constant(-np.inf, sums))
     zeros = tf.zeros((photos, n_best), tf.int32)
     pool = _Pool(nothing, zeros, zeros)
     every_slot = tf.range(beam)
@@ -295,9 +326,8 @@ def beam(
         nan = tf.where(tf.reduce_any(tf.math.is_nan(log_probabilities)), words, nan)
         last = words == max_words
         where = rows.number[:, None]
-        # Sums over words are ranked: float64 whatever the model's.
-        ending = tf.cast(log_probabilities[:, :, end], tf.float64)
-        ending = tf.where(words < min_words, tf.constant(-np.inf, tf.float64), ending)
+        ending = tf.cast(log_probabilities[:, :, end], sums)
+        ending = tf.where(words < min_words, tf.constant(-np.inf, sums), ending)
         ended = limits.score(live + ending, words + 1)
         slots = tf.broadcast_to(every_slot, tf.shape(ended))
         mine = _Pool(*(tf.gather(part, rows.number) for part in pool))
@@ -312,8 +342,7 @@ def beam(
         width = min(beam, allowed.shape[-1])
         values, following = tf.math.top_k(allowed, width)  # (R, K, width), ties: the lower token
         values, following = (
-            tf.reshape(part, (-1, beam * width))
-            for part in (tf.cast(values, tf.float64), following)
+            tf.reshape(part, (-1, beam * width)) for part in (tf.cast(values, sums), following)
         )
         totals = tf.repeat(live, width, axis=1) + values
         better, chosen = tf.math.top_k(totals, beam)  # ties: the lower slot
@@ -333,7 +362,7 @@ def beam(
         rows, (live,) = rows._replace(tokens=tokens, state=state).without(done, (live,))
         return words + 1, rows, live, pool, lives, log, nan
 
-    lives = tf.fill((photos, beam), tf.constant(-np.inf, tf.float64))
+    lives = tf.fill((photos, beam), tf.constant(-np.inf, sums))
     _, _, _, pool, lives, log, nan = _while(
         lambda words, rows, live, pool, lives, log, nan: (tf.size(rows.number) > 0) & (nan < 0),
         body,
@@ -371,31 +400,68 @@ def hypotheses(found: Found) -> list[list[Hypothesis]]:
     nan, stuck = int(found.nan), bool(found.stuck)
     if nan >= 0:
         raise ValueError(f"the step returned NaN log probabilities after {nan} words")
+    read = Captions(*(None if part is None else np.asarray(part) for part in captions(found)))
+    if stuck or not (read.scores > -np.inf).any(axis=1).all():
+        raise ValueError(
+            "the step gave every allowed next word probability 0: no caption is possible"
+        )
+    return [
+        [_hypothesis(read, photo, place) for place, score in enumerate(scores) if score > -np.inf]
+        for photo, scores in enumerate(read.scores)
+    ]
+
+
+def captions(found: Found) -> Captions:
+    """Reads what a search found, inside a graph as well: who could not go on is not told."""
+    # Sorting is stable: equal scores stay in the order of age and slot.
+    order = tf.argsort(found.scores, axis=1, direction="DESCENDING", stable=True)
+    whole = tf.logical_and(found.finished, found.scores > -np.inf)
+    unfinished = tf.cast(tf.logical_not(tf.gather(whole, order, batch_dims=1)), tf.int32)
+    first = tf.argsort(unfinished, axis=1, stable=True)[:, : found.wanted]
+    order = tf.gather(order, first, batch_dims=1)
     scores, lengths, slots, finished = (
-        np.asarray(part) for part in (found.scores, found.lengths, found.slots, found.finished)
+        tf.gather(part, order, batch_dims=1)
+        for part in (found.scores, found.lengths, found.slots, found.finished)
     )
-    steps = _Choices(*(None if part is None else np.asarray(part) for part in found.steps))
-    captions = []
-    for photo in range(len(scores)):
-        # Sorting is stable: equal scores stay in the order of age and slot.
-        order = np.lexsort((-scores[photo], ~finished[photo]))
-        best = [
-            steps.read(
-                photo,
-                int(slots[photo, place]),
-                int(lengths[photo, place]),
-                float(scores[photo, place]),
-                bool(finished[photo, place]),
-            )
-            for place in order
-            if scores[photo, place] > -np.inf
-        ]
-        if not best or stuck:
-            raise ValueError(
-                "the step gave every allowed next word probability 0: no caption is possible"
-            )
-        captions.append(best[: int(found.wanted)])
-    return captions
+    steps = _Choices(*(None if part is None else part[:-1] for part in found.steps))
+
+    def parents(after: Any, step: Any) -> Any:
+        word, of_slots = step
+        before = tf.gather(of_slots, after, batch_dims=1)
+        return tf.where(word < lengths, before, after)
+
+    # From a caption's slot after its last word back to the start: which slot held it before each.
+    words = tf.range(tf.shape(steps.parents)[0])
+    before = tf.scan(parents, (words, steps.parents), initializer=slots, reverse=True)  # (T, B, N)
+    after = tf.concat([before[1:], slots[None]], axis=0)
+
+    def along(values: Any, path: Any) -> Any:
+        """Of `(T, B, K, ...)` what belongs to every caption, `(B, N, T, ...)`."""
+        taken = tf.gather(values, path, batch_dims=2)
+        return tf.transpose(taken, (1, 2, 0, *range(3, len(taken.shape))))
+
+    return Captions(
+        tokens=along(steps.tokens, after),
+        log_probabilities=along(steps.log_probabilities, after),
+        scores=scores,
+        lengths=lengths,
+        finished=finished,
+        # A word's map is what its parent looked at when it chose the word.
+        attention=None if steps.attention is None else along(steps.attention, before),
+        gate=None if steps.gate is None else along(steps.gate, before),
+    )
+
+
+def _hypothesis(read: Captions, photo: int, place: int) -> Hypothesis:
+    length = int(read.lengths[photo, place])
+    return Hypothesis(
+        tokens=tuple(read.tokens[photo, place, :length].tolist()),
+        log_probabilities=read.log_probabilities[photo, place, :length],
+        score=float(read.scores[photo, place]),
+        finished=bool(read.finished[photo, place]),
+        attention=None if read.attention is None else read.attention[photo, place, :length],
+        gate=None if read.gate is None else read.gate[photo, place, :length],
+    )
 
 
 def _require(condition: bool, option: str, value: object, what: str) -> None:
@@ -413,6 +479,7 @@ class _Limits:
     min_words: int
     max_words: int
     length_penalty: float
+    sums: tf.DType = tf.float64
 
     def __post_init__(self) -> None:
         _require(self.max_words >= 1, "max_words", self.max_words, "at least 1")
@@ -430,7 +497,7 @@ class _Limits:
         return tf.cast(tf.where(forbidden, -np.inf, 0.0), log_probabilities.dtype)
 
     def score(self, total: Any, tokens: Any) -> Any:
-        return total / tf.cast(tokens, tf.float64) ** self.length_penalty
+        return total / tf.cast(tokens, self.sums) ** self.length_penalty
 
 
 class _Rows(NamedTuple):
@@ -469,30 +536,16 @@ class _Rows(NamedTuple):
 
 
 class _Choices(NamedTuple):
-    """Every step's choices, and from which slot each came, to be read back from the end."""
+    """Every step's choices, and from which slot each came, to be read back from the end.
 
-    parents: Any  # (T, B, K)
-    tokens: Any  # (T, B, K)
-    log_probabilities: Any  # (T, B, K)
-    attention: Any  # (T, B, K, L), or None
-    gate: Any  # (T, B, K), or None
+    There is one step more than words: it only lets captions of `T` words end.
+    """
 
-    def read(self, photo: int, slot: int, length: int, score: float, finished: bool) -> Hypothesis:
-        """The caption of `length` words that ended up in `slot` after its last word."""
-        path = [slot]  # the caption's slot after words T, T - 1, ..., 0
-        for word in reversed(range(length)):
-            path.append(int(self.parents[word, photo, path[-1]]))
-        path.reverse()
-        words, before, after = np.arange(length), np.array(path[:-1], int), np.array(path[1:], int)
-        return Hypothesis(
-            tokens=tuple(self.tokens[words, photo, after].tolist()),
-            log_probabilities=self.log_probabilities[words, photo, after],
-            score=score,
-            finished=finished,
-            # A word's map is what its parent looked at when it chose the word.
-            attention=None if self.attention is None else self.attention[words, photo, before],
-            gate=None if self.gate is None else self.gate[words, photo, before],
-        )
+    parents: Any  # (T + 1, B, K)
+    tokens: Any  # (T + 1, B, K)
+    log_probabilities: Any  # (T + 1, B, K)
+    attention: Any  # (T + 1, B, K, L), or None
+    gate: Any  # (T + 1, B, K), or None
 
 
 class _Log(NamedTuple):
@@ -502,8 +555,8 @@ class _Log(NamedTuple):
 
     @classmethod
     def empty(cls, rows: _Rows, regions: int | None, limits: _Limits) -> "_Log":
-        shape = (None, rows.tokens.shape[1])
-        shapes: list[Any] = [(tf.int32, shape), (tf.int32, shape), (tf.float64, shape)]
+        shape = tuple(rows.tokens.shape)
+        shapes: list[Any] = [(tf.int32, shape), (tf.int32, shape), (limits.sums, shape)]
         if regions is not None:
             shapes += [(tf.float32, (*shape, regions)), (tf.float32, shape)]
         return cls(tuple(
@@ -562,7 +615,7 @@ def _roll_out(
     rows = _Rows.all(state, memory, limits.start, count)
     photos = tf.shape(rows.number)[0]
     slots = tf.broadcast_to(tf.range(count), (photos, count))
-    totals = tf.zeros((photos, count), tf.float64)  # sum of log p
+    totals = tf.zeros((photos, count), limits.sums)  # sum of log p
     nobody = tf.fill((photos, count), False)
     everyone = (totals, tf.fill((photos, count), limits.max_words), nobody)
 
@@ -579,7 +632,7 @@ def _roll_out(
         dead = tf.reduce_any(tf.reduce_max(allowed, axis=-1) == -np.inf)
         stuck = tf.logical_or(stuck, tf.logical_and(dead, tf.logical_not(last)))
         tokens = choose(allowed, words, rows.number)
-        chosen = tf.cast(tf.gather(allowed, tokens, batch_dims=2), tf.float64)
+        chosen = tf.cast(tf.gather(allowed, tokens, batch_dims=2), limits.sums)
         ends = tf.logical_and(tokens == limits.end, tf.logical_not(finished))
         finished = tf.logical_or(finished, ends)
         # At the last step nothing but an ending counts.
