@@ -1,13 +1,14 @@
-"""Files that are there whole or not at all."""
+"""Files and folders that are there whole or not at all."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from captioner.errors import InputError
 
-__all__ = ["replacing", "write_text"]
+__all__ = ["new_folder", "replacing", "write_text"]
 
 
 @contextmanager
@@ -41,3 +42,25 @@ def write_text(path: Path, text: str) -> None:
     """Writes a UTF-8 file in one step."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder beside `path`, renamed to it when the block ends well, else removed.
+
+    Raises:
+        InputError: there is something at `path` already, or it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise InputError(f"{path}: is not empty; give a new or empty folder")
+        partial.mkdir(parents=True)
+        yield partial
+        partial.replace(path)
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be written ({error.strerror or error}); choose another place"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

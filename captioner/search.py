@@ -29,13 +29,11 @@ from captioner.errors import InputError
 
 __all__ = [
     "DEFAULT_LENGTH_PENALTY",
-    "Captions",
     "Found",
     "Hypothesis",
     "Step",
     "StepOutput",
     "beam",
-    "captions",
     "greedy",
     "hypotheses",
     "length_rule",
@@ -69,30 +67,6 @@ tensors `(R, ...)`, is what belongs to a photo and does not change."""
 
 
 class Found(NamedTuple):
-    """What a search found, as tensors: for `captions` and `hypotheses` to read.
-
-    Attributes:
-        scores: `(B, N)`, of every caption by the length rule; -inf where there is none.
-        lengths: `(B, N)`, words.
-        slots: `(B, N)`, beam that held the caption after its last word.
-        finished: `(B, N)`, whether it ended by the end token.
-        wanted: how many of them are asked for at most.
-        steps: what every step chose, `(T + 1, B, K, ...)` each: `_Choices`.
-        nan: number of words after which the step gave NaN, or -1.
-        stuck: whether no word was allowed somewhere.
-    """
-
-    scores: Any
-    lengths: Any
-    slots: Any
-    finished: Any
-    wanted: Any
-    steps: "_Choices"
-    nan: Any
-    stuck: Any
-
-
-class Captions(NamedTuple):
     """The captions that a search found, as tensors: `N` per photo, best first.
 
     `T` is `max_words`; what stands after a caption's last word means nothing.
@@ -100,11 +74,13 @@ class Captions(NamedTuple):
     Attributes:
         tokens: `(B, N, T)`.
         log_probabilities: `(B, N, T)`, as of `Hypothesis`.
-        scores: `(B, N)`; -inf where fewer captions exist.
+        scores: `(B, N)`, by the length rule; -inf where fewer captions exist.
         lengths: `(B, N)`, words.
-        finished: `(B, N)`.
+        finished: `(B, N)`, whether it ended by the end token.
         attention: `(B, N, T, L)`; `None` without attention.
         gate: `(B, N, T)`; `None` without attention.
+        nan: number of words after which the step gave NaN, or -1; then nothing else counts.
+        stuck: whether no word was allowed somewhere; likewise.
     """
 
     tokens: Any
@@ -114,6 +90,8 @@ class Captions(NamedTuple):
     finished: Any
     attention: Any
     gate: Any
+    nan: Any
+    stuck: Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -379,16 +357,13 @@ def beam(
     # Unfinished captions, cut off at `max_words`, only fill what the pool leaves empty.
     cut = lives[:, :n_best]
     shape = tf.shape(cut)
-    return Found(
+    ends = _Ends(
         scores=tf.concat([pool.scores, limits.score(cut, max_words)], axis=1),
         lengths=tf.concat([pool.lengths, tf.fill(shape, max_words)], axis=1),
         slots=tf.concat([pool.slots, tf.broadcast_to(every_slot[:n_best], shape)], axis=1),
         finished=tf.concat([tf.fill(shape, True), tf.fill(shape, False)], axis=1),
-        wanted=n_best,
-        steps=log.read(),
-        nan=nan,
-        stuck=tf.constant(False),
     )
+    return log.read(ends.best(n_best), max_words, nan, tf.constant(False))
 
 
 def hypotheses(found: Found) -> list[list[Hypothesis]]:
@@ -397,62 +372,20 @@ def hypotheses(found: Found) -> list[list[Hypothesis]]:
     Raises:
         ValueError: the step returned NaN, or gave every allowed word probability 0.
     """
-    nan, stuck = int(found.nan), bool(found.stuck)
-    if nan >= 0:
-        raise ValueError(f"the step returned NaN log probabilities after {nan} words")
-    read = Captions(*(None if part is None else np.asarray(part) for part in captions(found)))
-    if stuck or not (read.scores > -np.inf).any(axis=1).all():
+    if int(found.nan) >= 0:
+        raise ValueError(f"the step returned NaN log probabilities after {int(found.nan)} words")
+    read = Found(*(None if part is None else np.asarray(part) for part in found))
+    if read.stuck or not (read.scores > -np.inf).any(axis=1).all():
         raise ValueError(
             "the step gave every allowed next word probability 0: no caption is possible"
         )
     return [
-        [_hypothesis(read, photo, place) for place, score in enumerate(scores) if score > -np.inf]
+        [_hypothesis(read, photo, int(place)) for place in np.flatnonzero(scores > -np.inf)]
         for photo, scores in enumerate(read.scores)
     ]
 
 
-def captions(found: Found) -> Captions:
-    """Reads what a search found, inside a graph as well: who could not go on is not told."""
-    # Sorting is stable: equal scores stay in the order of age and slot.
-    order = tf.argsort(found.scores, axis=1, direction="DESCENDING", stable=True)
-    whole = tf.logical_and(found.finished, found.scores > -np.inf)
-    unfinished = tf.cast(tf.logical_not(tf.gather(whole, order, batch_dims=1)), tf.int32)
-    first = tf.argsort(unfinished, axis=1, stable=True)[:, : found.wanted]
-    order = tf.gather(order, first, batch_dims=1)
-    scores, lengths, slots, finished = (
-        tf.gather(part, order, batch_dims=1)
-        for part in (found.scores, found.lengths, found.slots, found.finished)
-    )
-    steps = _Choices(*(None if part is None else part[:-1] for part in found.steps))
-
-    def parents(after: Any, step: Any) -> Any:
-        word, of_slots = step
-        before = tf.gather(of_slots, after, batch_dims=1)
-        return tf.where(word < lengths, before, after)
-
-    # From a caption's slot after its last word back to the start: which slot held it before each.
-    words = tf.range(tf.shape(steps.parents)[0])
-    before = tf.scan(parents, (words, steps.parents), initializer=slots, reverse=True)  # (T, B, N)
-    after = tf.concat([before[1:], slots[None]], axis=0)
-
-    def along(values: Any, path: Any) -> Any:
-        """Of `(T, B, K, ...)` what belongs to every caption, `(B, N, T, ...)`."""
-        taken = tf.gather(values, path, batch_dims=2)
-        return tf.transpose(taken, (1, 2, 0, *range(3, len(taken.shape))))
-
-    return Captions(
-        tokens=along(steps.tokens, after),
-        log_probabilities=along(steps.log_probabilities, after),
-        scores=scores,
-        lengths=lengths,
-        finished=finished,
-        # A word's map is what its parent looked at when it chose the word.
-        attention=None if steps.attention is None else along(steps.attention, before),
-        gate=None if steps.gate is None else along(steps.gate, before),
-    )
-
-
-def _hypothesis(read: Captions, photo: int, place: int) -> Hypothesis:
+def _hypothesis(read: Found, photo: int, place: int) -> Hypothesis:
     length = int(read.lengths[photo, place])
     return Hypothesis(
         tokens=tuple(read.tokens[photo, place, :length].tolist()),
@@ -536,20 +469,39 @@ class _Rows(NamedTuple):
 
 
 class _Choices(NamedTuple):
-    """Every step's choices, and from which slot each came, to be read back from the end.
+    """What a step chose, and from which slot each came."""
 
-    There is one step more than words: it only lets captions of `T` words end.
-    """
+    parents: Any  # (R, K)
+    tokens: Any  # (R, K)
+    log_probabilities: Any  # (R, K)
+    attention: Any  # (R, K, L), or None
+    gate: Any  # (R, K), or None
 
-    parents: Any  # (T + 1, B, K)
-    tokens: Any  # (T + 1, B, K)
-    log_probabilities: Any  # (T + 1, B, K)
-    attention: Any  # (T + 1, B, K, L), or None
-    gate: Any  # (T + 1, B, K), or None
+
+class _Ends(NamedTuple):
+    """Where captions ended, any number per photo, in the order of age and slot."""
+
+    scores: Any  # (B, M), -inf where there is none
+    lengths: Any  # (B, M), words
+    slots: Any  # (B, M), beam that held the caption after its last word
+    finished: Any  # (B, M), whether it ended by the end token
+
+    def best(self, wanted: int) -> "_Ends":
+        """The first of the ranking."""
+        # Sorting is stable: equal scores stay in the order of age and slot.
+        order = tf.argsort(self.scores, axis=1, direction="DESCENDING", stable=True)
+        later = tf.logical_not(tf.logical_and(self.finished, self.scores > -np.inf))
+        later = tf.cast(tf.gather(later, order, batch_dims=1), tf.int32)
+        first = tf.argsort(later, axis=1, stable=True)[:, :wanted]
+        order = tf.gather(order, first, batch_dims=1)
+        return _Ends(*(tf.gather(part, order, batch_dims=1) for part in self))
 
 
 class _Log(NamedTuple):
-    """`_Choices` while they are made: a `tf.TensorArray` for each."""
+    """Every step's `_Choices`, to be read back from the end: a `tf.TensorArray` for each.
+
+    There is one step more than words: it only lets captions of `T` words end.
+    """
 
     arrays: Any
 
@@ -578,9 +530,29 @@ class _Log(NamedTuple):
             for array, values in zip(self.arrays, choices, strict=False)
         ))  # fmt: skip
 
-    def read(self) -> _Choices:
-        stacked = [array.stack() for array in self.arrays]
-        return _Choices(*stacked, *[None] * (5 - len(stacked)))
+    def read(self, ends: _Ends, words: int, nan: Any, stuck: Any) -> Found:
+        """The captions that ended so, `T = words` words each."""
+        parents, *chosen = (array.stack()[:-1] for array in self.arrays)  # (T, B, K, ...)
+        slots = [ends.slots]  # of a caption after words T, T - 1, ..., 0
+        for word in reversed(range(words)):
+            before = tf.gather(parents[word], slots[-1], batch_dims=1)
+            slots.append(tf.where(word < ends.lengths, before, slots[-1]))
+        slots.reverse()
+        before, after = tf.stack(slots[:-1]), tf.stack(slots[1:])  # (T, B, N)
+        # A word's map is what its parent looked at when it chose the word.
+        tokens, log_probabilities, *looked = (
+            tf.gather(values, path, batch_dims=2)
+            for values, path in zip(chosen, (after, after, before, before), strict=False)
+        )
+        tokens, log_probabilities, *looked = (
+            tf.transpose(part, (1, 2, 0, *range(3, len(part.shape))))  # (B, N, T, ...)
+            for part in (tokens, log_probabilities, *looked)
+        )
+        attention, gate = looked or (None, None)
+        return Found(
+            tokens, log_probabilities, ends.scores, ends.lengths, ends.finished, attention, gate,
+            nan, stuck,
+        )  # fmt: skip
 
 
 class _Pool(NamedTuple):
@@ -670,9 +642,8 @@ def _roll_out(
     )
     totals, lengths, finished = everyone
     tokens = lengths + tf.cast(finished, tf.int32)
-    return Found(
-        limits.score(totals, tokens), lengths, slots, finished, count, log.read(), nan, stuck
-    )
+    ends = _Ends(limits.score(totals, tokens), lengths, slots, finished)
+    return log.read(ends.best(count), limits.max_words, nan, stuck)
 
 
 def _while(goes_on: Callable[..., Any], body: Callable[..., Any], first: Any) -> Any:

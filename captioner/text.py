@@ -5,7 +5,17 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
 
-__all__ = ["END", "PAD", "SPECIAL_TOKENS", "START", "UNKNOWN", "Vocabulary", "join", "tokenize"]
+__all__ = [
+    "CLITICS",
+    "END",
+    "PAD",
+    "SPECIAL_TOKENS",
+    "START",
+    "UNKNOWN",
+    "Vocabulary",
+    "join",
+    "tokenize",
+]
 
 PAD, START, END, UNKNOWN = 0, 1, 2, 3
 SPECIAL_TOKENS = ("<pad>", "<start>", "<end>", "<unk>")
@@ -17,7 +27,7 @@ _PUNCTUATION = frozenset(
     + ["-", "--", "...", '"', "“", "”", "‘", "’", "…", "–", "—", "。", "、", "，"]
 )
 # What the tokeniser splits off a word belongs to it again in a sentence: "man 's" -> "man's".
-_CLITICS = frozenset(["'s", "'re", "'ve", "'ll", "'d", "'m", "n't", "'"])
+CLITICS = frozenset(["'s", "'re", "'ve", "'ll", "'d", "'m", "n't", "'"])
 
 
 @cache
@@ -50,7 +60,7 @@ def join(words: Iterable[str]) -> str:
     """
     text = ""
     for word in words:
-        text += word if not text or word in _CLITICS else " " + word
+        text += word if not text or word in CLITICS else " " + word
     return text
 
 
