@@ -254,12 +254,6 @@ def test_photos(data_root: Path, tmp_path: Path) -> None:
     data = datasets.from_options(DataConfig(data=data_root / "flickr8k"), "the photos")
     examples = data.split("test")[:300]
     model, options = inference.load(), SearchConfig()
-    # It is shipped in float16: as trained, its weights lie anywhere between those numbers.
-    random = np.random.default_rng(1)
-    for weight in model.variables:
-        if weight.dtype == "float32":
-            spread = random.uniform(-(2**-11), 2**-11, weight.shape)
-            weight.assign(weight.numpy() * (1 + spread))
     writer = Writer(model)
     captions: list[Any] = [
         best for _, (best, *_) in describe_files(writer, [one.path for one in examples], options)
@@ -299,7 +293,8 @@ def test_photos(data_root: Path, tmp_path: Path) -> None:
         outputs = caption(image_bytes=tf.constant(files))
         served += [{name: values[place] for name, values in outputs.items()} for place in range(25)]
     assert differing(served, 1e-3) <= 1
-    assert differing(by_litert("float16", 100), 1e-2) <= 1
+    # Its weights are shipped as float16: rounding takes nothing away (of others: docs/export.md).
+    assert differing(by_litert("float16", 100), 1e-3) <= 1
     texts = []
     for output in by_litert("int8", len(examples)):
         tokens = output["tokens"]
