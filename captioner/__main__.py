@@ -244,6 +244,42 @@ class ScenesCommand:
 
 
 @dataclass(frozen=True)
+class ExportCommand:
+    """Write a model for TensorFlow Serving or LiteRT: photo to caption and maps in one graph."""
+
+    out: Path
+    """savedmodel: a new folder, which becomes the model. litert: folder for captioner.tflite and
+    captioner.json."""
+    format: Literal["savedmodel", "litert"]
+    """savedmodel takes files or pixels, any number at a time; litert one photo's square."""
+    model: Path | None = None
+    """A .keras file or a run folder; the shipped model if not given."""
+    quantize: Literal["none", "float16", "int8"] = "none"
+    """Of litert: weights as they are, of half the size, or of a quarter (then products are
+    computed in 8 bits)."""
+    beam: int | None = None
+    """As for caption; built in."""
+    length_penalty: float | None = None
+    """As for caption; built in."""
+    no_repeat: int | None = None
+    """As for caption; built in."""
+    max_words: int = SearchConfig.max_words
+    """As for caption; built in."""
+    messages: MessageOptions = field(default_factory=MessageOptions)
+
+    def run(self) -> None:
+        from captioner.export import export
+
+        options = SearchConfig(
+            beam=self.beam,
+            length_penalty=self.length_penalty,
+            no_repeat=self.no_repeat,
+            max_words=self.max_words,
+        )
+        export(self.model, self.format, self.out, options, self.quantize)
+
+
+@dataclass(frozen=True)
 class BenchCommand:
     """Measure how fast this machine trains and captions (some minutes)."""
 
@@ -293,6 +329,7 @@ COMMANDS: dict[str, type] = {
     "demo": DemoCommand,
     "encoders": EncodersCommand,
     "scenes": ScenesCommand,
+    "export": ExportCommand,
     "bench": BenchCommand,
     "doctor": DoctorCommand,
 }

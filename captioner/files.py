@@ -1,14 +1,15 @@
-"""Files that are there whole or not at all, and their names as seen from a folder."""
+"""Files and folders that are there whole or not at all, and their names as seen from a folder."""
 
 import functools
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from captioner.errors import InputError
 
-__all__ = ["relative_to", "replacing", "write_text"]
+__all__ = ["new_folder", "relative_to", "replacing", "write_text"]
 
 
 @contextmanager
@@ -60,3 +61,25 @@ def relative_to(folder: Path, file: Path) -> str:
 def _real_folder(folder: Path) -> Path:
     """The folder without links on the way to it."""
     return folder.resolve()
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder beside `path`, renamed to it when the block ends well, else removed.
+
+    Raises:
+        InputError: there is something at `path` already, or it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise InputError(f"{path}: is not empty; give a new or empty folder")
+        partial.mkdir(parents=True)
+        yield partial
+        partial.replace(path)
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be written ({error.strerror or error}); choose another place"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -89,7 +89,7 @@ class Writer:
         key = dataclasses.replace(options.completed(self.model.decoding), seed=0)
         if key not in self._searches:  # traced once for all numbers of photos
             self._searches[key] = tf.function(
-                functools.partial(self._search, key),
+                functools.partial(self.find, key),
                 input_signature=[
                     tf.TensorSpec((None, *self.model.encoder.output_shape[1:])),
                     tf.TensorSpec((), tf.int32),
@@ -99,8 +99,17 @@ class Writer:
         found = self._searches[key](tf.cast(regions, tf.float32), tf.constant(options.seed))
         return search.hypotheses(found)
 
-    def _search(self, options: CompleteSearch, regions: Any, seed: Any) -> search.Found:
-        """From regions to what a search found, one graph."""
+    def find(
+        self, options: CompleteSearch, regions: Any, seed: Any, sums: tf.DType = tf.float64
+    ) -> search.Found:
+        """From regions `(B, L, D)` to what a search found; in a `tf.function` it is one graph.
+
+        Args:
+            options: how words are chosen; its seed does not count.
+            regions: of the photos.
+            seed: scalar, of what is drawn.
+            sums: as for `search.beam`.
+        """
         memory, state = self.model.begin(regions)
         decoder = self.model.decoder
 
@@ -138,8 +147,10 @@ class Writer:
                 **arguments,
             )
         if options.beam == 1 and options.n_best == 1:
-            return search.greedy(step, initial, **arguments)
-        return search.beam(step, initial, beam=options.beam, n_best=options.n_best, **arguments)
+            return search.greedy(step, initial, sums=sums, **arguments)
+        return search.beam(
+            step, initial, beam=options.beam, n_best=options.n_best, sums=sums, **arguments
+        )
 
     def extras(
         self, regions: Any, hypotheses: Sequence[search.Hypothesis], look: str

@@ -68,25 +68,29 @@ tensors `(R, ...)`, is what belongs to a photo and does not change."""
 
 
 class Found(NamedTuple):
-    """What a search found, as tensors: for `hypotheses` to read.
+    """The captions that a search found, as tensors: `N` per photo, best first.
+
+    `T` is `max_words`; what stands after a caption's last word means nothing.
 
     Attributes:
-        scores: `(B, N)`, of every caption by the length rule; -inf where there is none.
+        tokens: `(B, N, T)`.
+        log_probabilities: `(B, N, T)`, as of `Hypothesis`.
+        scores: `(B, N)`, by the length rule; -inf where fewer captions exist.
         lengths: `(B, N)`, words.
-        slots: `(B, N)`, beam that held the caption after its last word.
         finished: `(B, N)`, whether it ended by the end token.
-        wanted: how many of them are asked for at most.
-        steps: what every step chose, `(T, B, K, ...)` each: `_Choices`.
-        nan: number of words after which the step gave NaN, or -1.
-        stuck: whether no word was allowed somewhere.
+        attention: `(B, N, T, L)`; `None` without attention.
+        gate: `(B, N, T)`; `None` without attention.
+        nan: number of words after which the step gave NaN, or -1; then nothing else counts.
+        stuck: whether no word was allowed somewhere; likewise.
     """
 
+    tokens: Any
+    log_probabilities: Any
     scores: Any
     lengths: Any
-    slots: Any
     finished: Any
-    wanted: Any
-    steps: "_Choices"
+    attention: Any
+    gate: Any
     nan: Any
     stuck: Any
 
@@ -134,6 +138,7 @@ def greedy(
     min_words: int = 1,
     length_penalty: float = DEFAULT_LENGTH_PENALTY,
     no_repeat: int = 0,
+    sums: tf.DType = tf.float64,
 ) -> Found:
     """The most probable word, every time.
 
@@ -150,6 +155,8 @@ def greedy(
         length_penalty: see the module; it changes the score, not the words.
         no_repeat: no sequence of this many words, at least 2, stands in a caption twice; 0: any
             may.
+        sums: number type of what is added up over words and ranked: float64 whatever the model's,
+            unless the graph is for a runtime that has none.
 
     Returns:
         One caption for each of the `B` photos.
@@ -157,7 +164,7 @@ def greedy(
     Raises:
         InputError: an option is out of range.
     """
-    limits = _Limits(start, end, banned, min_words, max_words, length_penalty, no_repeat)
+    limits = _Limits(start, end, banned, min_words, max_words, length_penalty, no_repeat, sums)
 
     def most_probable(log_probabilities: Any, words: Any, rows: Any) -> Any:
         return tf.argmax(log_probabilities, axis=-1, output_type=tf.int32)
@@ -253,6 +260,7 @@ def beam(
     n_best: int = 1,
     length_penalty: float = DEFAULT_LENGTH_PENALTY,
     no_repeat: int = 0,
+    sums: tf.DType = tf.float64,
 ) -> Found:
     """The best captions that keeping `beam` beginnings at a time can find.
 
@@ -266,8 +274,8 @@ def beam(
     where the length rule would prefer to end earlier or later.
 
     Args:
-        step, state, memory, regions, start, end, banned, max_words, min_words, no_repeat: as in
-            `greedy`.
+        step, state, memory, regions, start, end, banned, max_words, min_words, no_repeat, sums: as
+            in `greedy`.
         beam: `K`, how many beginnings are kept.
         n_best: how many captions to find for each photo.
         length_penalty: see the module.
@@ -278,21 +286,21 @@ def beam(
     Raises:
         InputError: an option is out of range.
     """
-    limits = _Limits(start, end, banned, min_words, max_words, length_penalty, no_repeat)
+    limits = _Limits(start, end, banned, min_words, max_words, length_penalty, no_repeat, sums)
     _require(beam >= 1, "beam", beam, "at least 1")
     _require(1 <= n_best <= beam, "n_best", n_best, f"from 1 to the beam size, {beam}")
     if beam == 1:
         return greedy(
             step, state, memory, regions, start=start, end=end, banned=banned,
             max_words=max_words, min_words=min_words, length_penalty=length_penalty,
-            no_repeat=no_repeat,
+            no_repeat=no_repeat, sums=sums,
         )  # fmt: skip
     rows = _Rows.all(state, memory, limits, beam)
     photos = tf.shape(rows.number)[0]
     # All beams begin alike: one lives, or each caption would be found `beam` times.
     first = tf.where(tf.range(beam) == 0, 0.0, -np.inf)
-    live = tf.cast(tf.broadcast_to(first, (photos, beam)), tf.float64)  # sum of log p
-    nothing = tf.fill((photos, n_best), tf.constant(-np.inf, tf.float64))
+    live = tf.cast(tf.broadcast_to(first, (photos, beam)), sums)  # sum of log p
+    nothing = tf.fill((photos, n_best), tf.constant(-np.inf, sums))
     zeros = tf.zeros((photos, n_best), tf.int32)
     pool = _Pool(nothing, zeros, zeros)
     every_slot = tf.range(beam)
@@ -303,9 +311,8 @@ def beam(
         nan = tf.where(tf.reduce_any(tf.math.is_nan(log_probabilities)), words, nan)
         last = words == max_words
         where = rows.number[:, None]
-        # Sums over words are ranked: float64 whatever the model's.
-        ending = tf.cast(log_probabilities[:, :, end], tf.float64)
-        ending = tf.where(words < min_words, tf.constant(-np.inf, tf.float64), ending)
+        ending = tf.cast(log_probabilities[:, :, end], sums)
+        ending = tf.where(words < min_words, tf.constant(-np.inf, sums), ending)
         ended = limits.score(live + ending, words + 1)
         slots = tf.broadcast_to(every_slot, tf.shape(ended))
         mine = _Pool(*(tf.gather(part, rows.number) for part in pool))
@@ -321,8 +328,7 @@ def beam(
         width = min(beam, allowed.shape[-1])
         values, following = tf.math.top_k(allowed, width)  # (R, K, width), ties: the lower token
         values, following = (
-            tf.reshape(part, (-1, beam * width))
-            for part in (tf.cast(values, tf.float64), following)
+            tf.reshape(part, (-1, beam * width)) for part in (tf.cast(values, sums), following)
         )
         totals = tf.repeat(live, width, axis=1) + values
         better, chosen = tf.math.top_k(totals, beam)  # ties: the lower slot
@@ -339,12 +345,15 @@ def beam(
         # Log p is at most 0 and the divisor grows with length: nothing can score above this.
         reachable = limits.score(live[:, 0], max_words + 1)
         done = tf.logical_or(mine.scores[:, -1] >= reachable, last)
-        written = limits.with_words(tf.gather(rows.written, parents, batch_dims=1), tokens)
+        written = tf.nest.map_structure(
+            lambda part: tf.gather(part, parents, batch_dims=1), rows.written
+        )
+        written = limits.with_words(written, tokens)
         rows = rows._replace(tokens=tokens, written=written, state=state)
         rows, (live,) = rows.without(done, (live,))
         return words + 1, rows, live, pool, lives, log, nan
 
-    lives = tf.fill((photos, beam), tf.constant(-np.inf, tf.float64))
+    lives = tf.fill((photos, beam), tf.constant(-np.inf, sums))
     _, _, _, pool, lives, log, nan = _while(
         lambda words, rows, live, pool, lives, log, nan: (tf.size(rows.number) > 0) & (nan < 0),
         body,
@@ -361,16 +370,13 @@ def beam(
     # Unfinished captions, cut off at `max_words`, only fill what the pool leaves empty.
     cut = lives[:, :n_best]
     shape = tf.shape(cut)
-    return Found(
+    ends = _Ends(
         scores=tf.concat([pool.scores, limits.score(cut, max_words)], axis=1),
         lengths=tf.concat([pool.lengths, tf.fill(shape, max_words)], axis=1),
         slots=tf.concat([pool.slots, tf.broadcast_to(every_slot[:n_best], shape)], axis=1),
         finished=tf.concat([tf.fill(shape, True), tf.fill(shape, False)], axis=1),
-        wanted=n_best,
-        steps=log.read(),
-        nan=nan,
-        stuck=tf.constant(False),
     )
+    return log.read(ends.best(n_best), max_words, nan, tf.constant(False))
 
 
 def hypotheses(found: Found) -> list[list[Hypothesis]]:
@@ -379,34 +385,29 @@ def hypotheses(found: Found) -> list[list[Hypothesis]]:
     Raises:
         ValueError: the step returned NaN, or gave every allowed word probability 0.
     """
-    nan, stuck = int(found.nan), bool(found.stuck)
-    if nan >= 0:
-        raise ValueError(f"the step returned NaN log probabilities after {nan} words")
-    scores, lengths, slots, finished = (
-        np.asarray(part) for part in (found.scores, found.lengths, found.slots, found.finished)
+    if int(found.nan) >= 0:
+        raise ValueError(f"the step returned NaN log probabilities after {int(found.nan)} words")
+    read = Found(*(None if part is None else np.asarray(part) for part in found))
+    if read.stuck or not (read.scores > -np.inf).any(axis=1).all():
+        raise ValueError(
+            "the step gave every allowed next word probability 0: no caption is possible"
+        )
+    return [
+        [_hypothesis(read, photo, int(place)) for place in np.flatnonzero(scores > -np.inf)]
+        for photo, scores in enumerate(read.scores)
+    ]
+
+
+def _hypothesis(read: Found, photo: int, place: int) -> Hypothesis:
+    length = int(read.lengths[photo, place])
+    return Hypothesis(
+        tokens=tuple(read.tokens[photo, place, :length].tolist()),
+        log_probabilities=read.log_probabilities[photo, place, :length],
+        score=float(read.scores[photo, place]),
+        finished=bool(read.finished[photo, place]),
+        attention=None if read.attention is None else read.attention[photo, place, :length],
+        gate=None if read.gate is None else read.gate[photo, place, :length],
     )
-    steps = _Choices(*(None if part is None else np.asarray(part) for part in found.steps))
-    captions = []
-    for photo in range(len(scores)):
-        # Sorting is stable: equal scores stay in the order of age and slot.
-        order = np.lexsort((-scores[photo], ~finished[photo]))
-        best = [
-            steps.read(
-                photo,
-                int(slots[photo, place]),
-                int(lengths[photo, place]),
-                float(scores[photo, place]),
-                bool(finished[photo, place]),
-            )
-            for place in order
-            if scores[photo, place] > -np.inf
-        ]
-        if not best or stuck:
-            raise ValueError(
-                "the step gave every allowed next word probability 0: no caption is possible"
-            )
-        captions.append(best[: int(found.wanted)])
-    return captions
 
 
 def _require(condition: bool, option: str, value: object, what: str) -> None:
@@ -425,6 +426,7 @@ class _Limits:
     max_words: int
     length_penalty: float
     no_repeat: int
+    sums: tf.DType = tf.float64
 
     def __post_init__(self) -> None:
         _require(self.max_words >= 1, "max_words", self.max_words, "at least 1")
@@ -453,12 +455,10 @@ class _Limits:
         return self.max_words if self.no_repeat else 0
 
     def with_words(self, written: Any, tokens: Any) -> Any:
-        """What was written, `(R, K, remembered)`, the last word last, with the next words."""
-        return (
-            tf.concat([written, tokens[..., None]], axis=-1)[..., 1:]
-            if self.remembered
-            else written
-        )
+        """What was written, with the next words: see `_Rows`."""
+        if not self.remembered:
+            return written
+        return tf.concat([written, tokens[..., None]], axis=-1)[..., 1:]
 
     def without_repeats(self, allowed: Any, written: Any) -> Any:
         """`allowed (R, K, V)`, -inf for words that `no_repeat` forbids."""
@@ -475,7 +475,7 @@ class _Limits:
         return tf.where(again, tf.constant(-np.inf, allowed.dtype), allowed)
 
     def score(self, total: Any, tokens: Any) -> Any:
-        return total / tf.cast(tokens, tf.float64) ** self.length_penalty
+        return total / tf.cast(tokens, self.sums) ** self.length_penalty
 
 
 class _Rows(NamedTuple):
@@ -483,7 +483,7 @@ class _Rows(NamedTuple):
 
     number: Any  # (R,), which of the B photos
     tokens: Any  # (R, K), the last words
-    written: Any  # (R, K, remembered), all words so far behind `NOTHING`
+    written: Any  # (R, K, remembered), all words so far behind `NOTHING`; () if that is not needed
     state: Any  # of tensors (R, K, ...)
     memory: Any  # of tensors (R, ...)
 
@@ -495,7 +495,9 @@ class _Rows(NamedTuple):
             lambda part: tf.tile(part, [1, count] + [1] * (len(part.shape) - 2)), state
         )
         first = tf.fill((photos, count), limits.start)
-        written = tf.fill((photos, count, limits.remembered), NOTHING)
+        written: Any = ()
+        if limits.remembered:
+            written = tf.fill((photos, count, limits.remembered), NOTHING)
         return cls(tf.range(photos), first, written, state, memory)
 
     def without(self, done: Any, others: Any) -> tuple["_Rows", Any]:
@@ -517,41 +519,46 @@ class _Rows(NamedTuple):
 
 
 class _Choices(NamedTuple):
-    """Every step's choices, and from which slot each came, to be read back from the end."""
+    """What a step chose, and from which slot each came."""
 
-    parents: Any  # (T, B, K)
-    tokens: Any  # (T, B, K)
-    log_probabilities: Any  # (T, B, K)
-    attention: Any  # (T, B, K, L), or None
-    gate: Any  # (T, B, K), or None
+    parents: Any  # (R, K)
+    tokens: Any  # (R, K)
+    log_probabilities: Any  # (R, K)
+    attention: Any  # (R, K, L), or None
+    gate: Any  # (R, K), or None
 
-    def read(self, photo: int, slot: int, length: int, score: float, finished: bool) -> Hypothesis:
-        """The caption of `length` words that ended up in `slot` after its last word."""
-        path = [slot]  # the caption's slot after words T, T - 1, ..., 0
-        for word in reversed(range(length)):
-            path.append(int(self.parents[word, photo, path[-1]]))
-        path.reverse()
-        words, before, after = np.arange(length), np.array(path[:-1], int), np.array(path[1:], int)
-        return Hypothesis(
-            tokens=tuple(self.tokens[words, photo, after].tolist()),
-            log_probabilities=self.log_probabilities[words, photo, after],
-            score=score,
-            finished=finished,
-            # A word's map is what its parent looked at when it chose the word.
-            attention=None if self.attention is None else self.attention[words, photo, before],
-            gate=None if self.gate is None else self.gate[words, photo, before],
-        )
+
+class _Ends(NamedTuple):
+    """Where captions ended, any number per photo, in the order of age and slot."""
+
+    scores: Any  # (B, M), -inf where there is none
+    lengths: Any  # (B, M), words
+    slots: Any  # (B, M), beam that held the caption after its last word
+    finished: Any  # (B, M), whether it ended by the end token
+
+    def best(self, wanted: int) -> "_Ends":
+        """The first of the ranking."""
+        # Sorting is stable: equal scores stay in the order of age and slot.
+        order = tf.argsort(self.scores, axis=1, direction="DESCENDING", stable=True)
+        later = tf.logical_not(tf.logical_and(self.finished, self.scores > -np.inf))
+        later = tf.cast(tf.gather(later, order, batch_dims=1), tf.int32)
+        first = tf.argsort(later, axis=1, stable=True)[:, :wanted]
+        order = tf.gather(order, first, batch_dims=1)
+        return _Ends(*(tf.gather(part, order, batch_dims=1) for part in self))
 
 
 class _Log(NamedTuple):
-    """`_Choices` while they are made: a `tf.TensorArray` for each."""
+    """Every step's `_Choices`, to be read back from the end: a `tf.TensorArray` for each.
+
+    There is one step more than words: it only lets captions of `T` words end.
+    """
 
     arrays: Any
 
     @classmethod
     def empty(cls, rows: _Rows, regions: int | None, limits: _Limits) -> "_Log":
-        shape = (None, rows.tokens.shape[1])
-        shapes: list[Any] = [(tf.int32, shape), (tf.int32, shape), (tf.float64, shape)]
+        shape = tuple(rows.tokens.shape)
+        shapes: list[Any] = [(tf.int32, shape), (tf.int32, shape), (limits.sums, shape)]
         if regions is not None:
             shapes += [(tf.float32, (*shape, regions)), (tf.float32, shape)]
         return cls(tuple(
@@ -573,9 +580,29 @@ class _Log(NamedTuple):
             for array, values in zip(self.arrays, choices, strict=False)
         ))  # fmt: skip
 
-    def read(self) -> _Choices:
-        stacked = [array.stack() for array in self.arrays]
-        return _Choices(*stacked, *[None] * (5 - len(stacked)))
+    def read(self, ends: _Ends, words: int, nan: Any, stuck: Any) -> Found:
+        """The captions that ended so, `T = words` words each."""
+        parents, *chosen = (array.stack()[:-1] for array in self.arrays)  # (T, B, K, ...)
+        slots = [ends.slots]  # of a caption after words T, T - 1, ..., 0
+        for word in reversed(range(words)):
+            before = tf.gather(parents[word], slots[-1], batch_dims=1)
+            slots.append(tf.where(word < ends.lengths, before, slots[-1]))
+        slots.reverse()
+        before, after = tf.stack(slots[:-1]), tf.stack(slots[1:])  # (T, B, N)
+        # A word's map is what its parent looked at when it chose the word.
+        tokens, log_probabilities, *looked = (
+            tf.gather(values, path, batch_dims=2)
+            for values, path in zip(chosen, (after, after, before, before), strict=False)
+        )
+        tokens, log_probabilities, *looked = (
+            tf.transpose(part, (1, 2, 0, *range(3, len(part.shape))))  # (B, N, T, ...)
+            for part in (tokens, log_probabilities, *looked)
+        )
+        attention, gate = looked or (None, None)
+        return Found(
+            tokens, log_probabilities, ends.scores, ends.lengths, ends.finished, attention, gate,
+            nan, stuck,
+        )  # fmt: skip
 
 
 class _Pool(NamedTuple):
@@ -610,7 +637,7 @@ def _roll_out(
     rows = _Rows.all(state, memory, limits, count)
     photos = tf.shape(rows.number)[0]
     slots = tf.broadcast_to(tf.range(count), (photos, count))
-    totals = tf.zeros((photos, count), tf.float64)  # sum of log p
+    totals = tf.zeros((photos, count), limits.sums)  # sum of log p
     nobody = tf.fill((photos, count), False)
     everyone = (totals, tf.fill((photos, count), limits.max_words), nobody)
 
@@ -628,7 +655,7 @@ def _roll_out(
         dead = tf.reduce_any(tf.reduce_max(allowed, axis=-1) == -np.inf)
         stuck = tf.logical_or(stuck, tf.logical_and(dead, tf.logical_not(last)))
         tokens = choose(allowed, words, rows.number)
-        chosen = tf.cast(tf.gather(allowed, tokens, batch_dims=2), tf.float64)
+        chosen = tf.cast(tf.gather(allowed, tokens, batch_dims=2), limits.sums)
         ends = tf.logical_and(tokens == limits.end, tf.logical_not(finished))
         finished = tf.logical_or(finished, ends)
         # At the last step nothing but an ending counts.
@@ -667,9 +694,8 @@ def _roll_out(
     )
     totals, lengths, finished = everyone
     tokens = lengths + tf.cast(finished, tf.int32)
-    return Found(
-        limits.score(totals, tokens), lengths, slots, finished, count, log.read(), nan, stuck
-    )
+    ends = _Ends(limits.score(totals, tokens), lengths, slots, finished)
+    return log.read(ends.best(count), limits.max_words, nan, stuck)
 
 
 def _while(goes_on: Callable[..., Any], body: Callable[..., Any], first: Any) -> Any:

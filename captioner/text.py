@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 
 __all__ = [
+    "CLITICS",
     "END",
     "NEVER_WRITTEN",
     "PAD",
@@ -28,7 +29,7 @@ _PUNCTUATION = frozenset(
     + ["-", "--", "...", '"', "“", "”", "‘", "’", "…", "–", "—", "。", "、", "，"]
 )
 # What the tokeniser splits off a word belongs to it again in a sentence: "man 's" -> "man's".
-_CLITICS = frozenset(["'s", "'re", "'ve", "'ll", "'d", "'m", "n't", "'"])
+CLITICS = frozenset(["'s", "'re", "'ve", "'ll", "'d", "'m", "n't", "'"])
 
 
 @cache
@@ -61,7 +62,7 @@ def join(words: Iterable[str]) -> str:
     """
     text = ""
     for word in words:
-        text += word if not text or word in _CLITICS else " " + word
+        text += word if not text or word in CLITICS else " " + word
     return text
 
 
