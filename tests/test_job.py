@@ -233,7 +233,7 @@ def test_photos_that_are_named_are_always_captioned(
             ["--overlay", "photos"],
             "--overlay photos: pictures need a folder other than the photos'",
         ),
-        (["--overlay", "photos/../photos"], "overlays need a folder"),
+        (["--overlay", "photos/../photos"], "pictures need a folder"),
         (["--jsonl", "photos"], "photos: cannot be written"),
         (["--alt-text", "xmp", "--language", "x_y"], "--language 'x_y': give a tag"),
     ],
