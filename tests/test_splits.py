@@ -12,8 +12,8 @@ from captioner import datasets
 from captioner.datasets import Example
 
 # Of 256 bits. Photos made 180 px wide and saved again at quality 40 differ in 9 (median) to 20
-# (95%) from themselves, with 4 of 224 pixels cut off all round in 30; any two photos in 127, and the
-# most alike of test and train in 35.
+# (95%) from themselves, with 4 of 224 pixels cut off all round in 30; any two photos in 127, and
+# the most alike of test and train in 35.
 NEAR = 28
 # One church, in colours in COCO's val and in grey in its train: named in the model card.
 KNOWN = [("images/000000335827.jpg", "images/000000521549.jpg", 25)]
