@@ -179,24 +179,40 @@ class TrainConfig:
         """
         try:
             return typing.cast(TrainConfig, _read(cls, json.loads(text), where))
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{where}: not JSON: {error}") from error
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a JSON value is of the type of an option."""
+    if typing.get_origin(kind) is Literal:
+        return value in typing.get_args(kind)
+    if typing.get_args(kind):  # X | None
+        return any(_fits(value, one) for one in typing.get_args(kind))
+    if isinstance(value, bool):  # which Python takes for an int
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
 
 
 def _read(cls: type, values: Any, where: str) -> Any:
     if not isinstance(values, dict):
-        raise InputError(f"{where}: expected an object for {cls.__name__}, found {values!r}")
+        found = str(values)[:40]
+        raise InputError(f"{where}: expected an object for {cls.__name__}, found {found}")
     types = typing.get_type_hints(cls)
     unknown = sorted(set(values) - set(types))
     if unknown:
-        raise InputError(f"{where}: options that this version does not know: {', '.join(unknown)}")
+        names = ", ".join(name[:40] for name in unknown[:5])
+        raise InputError(f"{where}: options that this version does not know: {names}")
     arguments = {}
     for name, value in values.items():
         kind = types[name]
         if dataclasses.is_dataclass(kind):
             value = _read(typing.cast(type, kind), value, where)
-        elif kind == Path | None and value is not None:
+        elif kind == Path | None and isinstance(value, str):
             value = Path(value)
+        elif not _fits(value, kind):
+            expected = getattr(kind, "__name__", str(kind).replace("typing.", ""))
+            raise InputError(f"{where}: {name} is {str(value)[:40]!r}, expected {expected}")
         arguments[name] = value
     return cls(**arguments)
 

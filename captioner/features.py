@@ -9,6 +9,7 @@ photo cannot be taken for the right ones. Never more than a shard is in memory.
 
 import hashlib
 import json
+import logging
 import math
 import os
 import time
@@ -30,6 +31,8 @@ from captioner.progress import bar
 from captioner.views import cropped_side, view_of
 
 __all__ = ["Features", "Squares", "extract", "load_squares", "store_name"]
+
+log = logging.getLogger(__name__)
 
 SHARD_PHOTOS = 512  # about 64 MB of 7x7x1280 regions: what a kill can cost, and one file to map
 BATCH_PHOTOS = 32
@@ -86,12 +89,20 @@ class Features:
         self._shards: list[tuple[Path, int, tuple[int, ...]]] = []  # file, its header, a row
         self._rows: dict[str, tuple[int, int]] = {}
         for listing in sorted(folder.glob("regions-*.json")):
-            array = np.load(listing.with_suffix(".npy"), mmap_mode="r")
-            assert isinstance(array, np.memmap)  # which knows where the header ends
-            shard = (listing.with_suffix(".npy"), array.offset, array.shape[1:])
-            for row, key in enumerate(json.loads(listing.read_text())["photos"]):
-                self._rows[key] = (len(self._shards), row)
-            self._shards.append(shard)
+            path = listing.with_suffix(".npy")
+            try:
+                array = np.load(path, mmap_mode="r")
+                photos = json.loads(listing.read_text(encoding="utf-8"))["photos"]
+                if array.dtype != np.float16 or array.shape != (len(photos), *array.shape[-2:]):
+                    raise ValueError("not the regions of the photos in its list")
+                keys = {str(key): (len(self._shards), row) for row, key in enumerate(photos)}
+            except Exception as error:  # a damaged header can raise almost any
+                # As good as not there: its photos are encoded again.
+                reason = " ".join(str(error).split())[:200]
+                log.warning(f"{path}: damaged, left out ({reason})")
+                continue
+            self._rows |= keys
+            self._shards.append((path, array.offset, array.shape[1:]))
 
     def __len__(self) -> int:
         return len(self._rows)

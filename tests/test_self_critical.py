@@ -13,7 +13,7 @@ from captioner.inference import Writer
 from captioner.model import Captioner
 from captioner.reinforce import advantages
 from captioner.self_critical import SelfCritical, _stutters
-from captioner.text import END, PAD, START
+from captioner.text import END, NEVER_WRITTEN, PAD, START
 
 
 class Regions:
@@ -101,6 +101,27 @@ def test_what_is_drawn_depends_on_seed_and_number_alone(
     assert tokens(1, 4) == tokens(1, 4)
     assert tokens(1, 4) != tokens(1, 5)
     assert tokens(1, 4) != tokens(2, 4)
+
+
+def test_the_loss_is_that_of_the_distribution_they_were_drawn_from(
+    tiny_model: Captioner, batches: Batches
+) -> None:
+    """Without dropout, without the regulariser, and among the words that may be written."""
+    assert tiny_model.decoder.dropout > 0
+    assert tiny_model.regularizer > 0
+    tiny_model.stop_dropout()
+    tiny_model.compile(optimizer=keras.optimizers.SGD(0.0), jit_compile=False)
+    x, y, weights, _ = SelfCritical(batches, Writer(tiny_model), 5, 7, seed=1).batch(0, 0)
+    logits = np.array(tiny_model(x)["logits"], np.float64)
+    logits[..., list(NEVER_WRITTEN)] = -np.inf
+    log_likely = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    real = y != PAD
+    losses = np.zeros(y.shape)
+    losses[real] = -np.take_along_axis(log_likely[real], y[real][:, None], axis=1)[:, 0]
+    logs = tiny_model.train_on_batch(x, y, weights, return_dict=True)
+    assert logs["word_loss"] == pytest.approx(losses.sum() / real.sum(), rel=1e-4)
+    expected = (losses * weights[..., None]).sum() / real.sum()
+    assert logs["loss"] == pytest.approx(expected, rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.parametrize("attention", ["soft", "hard"])
