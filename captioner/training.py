@@ -1,9 +1,9 @@
 """Training: the run folder, the schedule, checkpoints, resuming.
 
 A run folder holds `config.json`, `captioner.keras` (the best epoch, all that captioning needs),
-`checkpoint/state.npz` (to go on from), `history.csv` and `curves.png`, `tensorboard/` and, at the
-end, `samples.html`. Every file is renamed into place, so whatever moment a run is stopped at, the
-folder can be used and the run resumed.
+`checkpoint/state.npz` (to go on from; `previous.npz` is the one before), `history.csv` and
+`curves.png`, `tensorboard/` and, at the end, `samples.html`. Every file is renamed into place, so
+whatever moment a run is stopped at, the folder can be used and the run resumed.
 """
 
 import contextlib
@@ -12,7 +12,9 @@ import dataclasses
 import io
 import json
 import logging
+import math
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +49,7 @@ __all__ = ["train"]
 log = logging.getLogger(__name__)
 
 GREEDY = SearchConfig(beam=1)
+CHECKPOINT, PREVIOUS = Path("checkpoint", "state.npz"), Path("checkpoint", "previous.npz")
 DEV_BATCH = 100  # photos written at once while scoring dev
 SAMPLE_PHOTOS = 16  # photos in samples.html
 
@@ -477,25 +480,43 @@ class _Run:
         """Writes the checkpoint: weights, optimizer, random state, and where the run stands."""
         arrays = {f"variable_{i}": v.numpy() for i, v in enumerate(self._variables())}
         arrays["progress"] = np.array(json.dumps(dataclasses.asdict(self.progress)))
-        path = self.out / "checkpoint" / "state.npz"
-        with replacing(path) as partial, partial.open("wb") as stream:
-            np.savez(stream, **arrays)
+        path = self.out / CHECKPOINT
+        with replacing(path) as partial:
+            with partial.open("wb") as stream:
+                np.savez(stream, **arrays)
+            if path.exists():
+                path.replace(self.out / PREVIOUS)
 
     def restore(self) -> None:
-        """Goes back to the checkpoint; a run stopped before its first one starts anew."""
-        path = self.out / "checkpoint" / "state.npz"
-        if not path.is_file():
-            log.info(f"{path}: no checkpoint yet, starting from the beginning")
+        """Goes back to the checkpoint, or to the one before if it is damaged; a run stopped before
+        its first one starts anew."""
+        paths = [self.out / name for name in (CHECKPOINT, PREVIOUS)]
+        found = [path for path in paths if path.is_file()]
+        if not found:
+            log.info(f"{paths[0]}: no checkpoint yet, starting from the beginning")
             return
-        with np.load(path) as arrays:
-            progress = json.loads(str(arrays["progress"]))
-            variables = self._variables()
-            if len(arrays.files) != len(variables) + 1:
-                raise InputError(f"{path}: a checkpoint of another model; start a new run")
-            for number, variable in enumerate(variables):
-                variable.assign(arrays[f"variable_{number}"])
-        progress["history"] = tuple(progress["history"])
-        self.progress = Progress(**progress)
+        for path in found:
+            try:
+                # Whole before anything is changed; each array has a checksum, of the zip format.
+                with path.open("rb") as stream, np.load(stream) as arrays:
+                    values = {name: arrays[name] for name in arrays.files}
+                progress = json.loads(str(values.pop("progress")))
+                progress["history"] = tuple(progress["history"])
+                self.progress = Progress(**progress)
+                break
+            except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+                reason = " ".join(str(error).split())[:200]
+                log.warning(f"{path}: damaged ({reason}), trying the one before")
+        else:
+            raise InputError(
+                f"{found[0]}: damaged, as is every other checkpoint of this run; start a new one, "
+                f"with --start-from {self.out} if its {RUN_MODEL} can be used"
+            )
+        variables = self._variables()
+        if [one.shape for one in variables] != [one.shape for one in values.values()]:
+            raise InputError(f"{path}: a checkpoint of another model; start a new run")
+        for variable, value in zip(variables, values.values(), strict=True):
+            variable.assign(value)
         log.info(f"resuming at epoch {self.progress.epoch + 1}, batch {self.progress.batch + 1}")
 
     def _variables(self) -> list[Any]:
@@ -577,6 +598,12 @@ class _Watcher(keras.callbacks.Callback):
             name: (before.batch * before.losses.get(name, 0.0) + self._batches * float(mean)) / done
             for name, mean in logs.items()
         }
+        if not math.isfinite(losses["loss"]):
+            # Nothing of it is kept: the checkpoint is from before.
+            raise InputError(
+                f"the loss is {losses['loss']} in epoch {before.epoch + 1}, batch {done}: stopped. "
+                f"{run.out} holds what was good; --start-from it, with a lower --learning-rate"
+            )
         seconds = now - self._started
         run.progress = dataclasses.replace(
             before, batch=done, losses=losses, seconds=before.seconds + seconds

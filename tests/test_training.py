@@ -178,6 +178,41 @@ def test_killed_while_writing_a_checkpoint(
         np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-6)
 
 
+def test_a_damaged_checkpoint_is_not_the_end(
+    photos: Path,
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 6)  # of 4 per epoch: a checkpoint here, and one after the first epoch
+        with pytest.raises(KeyboardInterrupt):
+            train(config(photos), run)
+    newest, before = (run / "checkpoint" / name for name in ("state.npz", "previous.npz"))
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1  # one bit
+    newest.write_bytes(content)
+    kept = before.read_bytes()
+    train(TrainConfig(), run, resume=True)
+    assert "state.npz: damaged" in caplog.text
+    for mine, expected in zip(weights(run), weights(finished), strict=True):
+        np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-6)
+
+    newest.write_bytes(b"PK")
+    before.write_bytes(kept[:-9])
+    with pytest.raises(InputError, match="as is every other checkpoint of this run; start a new"):
+        train(TrainConfig(), run, resume=True)
+
+
+def test_a_loss_that_explodes_is_named_and_nothing_of_it_kept(photos: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(InputError, match=r"the loss is (nan|inf) in epoch 1, batch [2-4]: stopped"):
+        train(config(photos, learning_rate=1e30), run)
+    assert not (run / "checkpoint").exists()
+
+
 @pytest.mark.slow
 def test_killed_process_goes_on(photos: Path, tmp_path: Path) -> None:
     """SIGKILL between two checkpoints of a real process, then --resume, as a user types it."""
