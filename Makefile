@@ -11,7 +11,7 @@ test: $(VENV)/installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile
 
 # The mark is written last, so that an installation that failed is tried again.
 $(VENV)/installed: pyproject.toml
