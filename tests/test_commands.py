@@ -115,7 +115,7 @@ def test_animations_of_a_folder(kind: str, model: Path, photos: Path, tmp_path: 
     options = ["--animation", tmp_path / "out", "--animation-format", kind, "--beam", 1]
     assert run("caption", photos / "trip", "--model", model, *options, "--show", "evidence") == 0
     out = tmp_path / "out"
-    written = sorted(path.relative_to(out) for path in out.rglob("*.*"))
+    written = sorted(path.relative_to(out) for path in out.rglob(f"*.{kind}"))
     assert written == [Path(f"b.{kind}"), Path("day 2") / f"b.{kind}"]
     with Image.open(out / written[0]) as picture:
         assert picture.n_frames > 1
