@@ -1,4 +1,7 @@
-"""The web page and its HTTP API, as people and programs use them: one server for all tests."""
+"""The web page and its HTTP API, as people and programs use them: one server for all tests.
+
+It takes longer to start than any test that asks it: all of these are marked `slow`.
+"""
 
 import csv
 import importlib.util
@@ -194,6 +197,7 @@ def drop(page: Any, *photos: tuple[str, bytes], where: int = 0) -> None:
     )
 
 
+@pytest.mark.slow
 def test_upload_read_hover_and_see_the_map(open_page: Any, server: Server) -> None:
     photo = noise(1)
     expected = captioner.describe(server.model, photo)
@@ -218,6 +222,7 @@ def test_upload_read_hover_and_see_the_map(open_page: Any, server: Server) -> No
     assert pictures[0] != pictures[1]
 
 
+@pytest.mark.slow
 def test_a_photo_from_a_phone_stands_upright_on_a_phone(open_page: Any, server: Server) -> None:
     heif = pillow_heif.from_pillow(noise(2, (96, 64)).convert("RGB"))
     exif = Image.Exif()
@@ -233,21 +238,29 @@ def test_a_photo_from_a_phone_stands_upright_on_a_phone(open_page: Any, server: 
     assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
+@pytest.mark.slow
 def test_what_is_no_photo_or_too_large_is_refused_on_the_page(
     open_page: Any, tmp_path: Path
 ) -> None:
     page = open_page()
-    drop(page, ("letter.jpg", b"Dear Sir or Madam"))
+    drop(page, ("song.jpg", b"la, la, la"))
+    page.get_by_text("song.jpg: is not an image that can be read").wait_for()
+    page.reload()
+    drop(page, ("letter.jpg", b"Dear Sir or Madam"), ("dog.png", as_bytes(noise(1))))
     page.get_by_text("letter.jpg: is not an image that can be read").wait_for()
+    names = page.frame_locator("iframe.photos").locator("h2")
+    names.wait_for()
+    assert names.all_inner_texts() == ["dog.png"]
     drop(page, ("notes.txt", b"milk, bread"))
     page.get_by_text("Invalid file type: notes.txt").wait_for()
-    page.get_by_label("Clear").first.click()
+    page.reload()
     huge = tmp_path / "huge.png"
     huge.write_bytes(bytes(LARGEST_UPLOAD + 1))
     page.locator("input[type=file]").first.set_input_files(huge)
     page.get_by_text("exceed").wait_for()
 
 
+@pytest.mark.slow
 def test_many_photos_become_a_table_and_two_files(open_page: Any, server: Server) -> None:
     photos = {f"photo {seed}.png": noise(seed) for seed in range(11)}
     page = open_page()
@@ -277,6 +290,7 @@ def test_many_photos_become_a_table_and_two_files(open_page: Any, server: Server
     page.get_by_text(lines[0]["caption"], exact=True).first.wait_for()  # in the table
 
 
+@pytest.mark.slow
 def test_twenty_at_once_are_each_told_of_their_own_photo(server: Server) -> None:
     photos = [noise(seed, (3200, 2400)) for seed in range(20)]
     expected = captioner.describe(server.model, photos)
@@ -310,6 +324,7 @@ def test_twenty_at_once_are_each_told_of_their_own_photo(server: Server) -> None
         assert answer["window"] == [0, 0, 3200, 2400]
 
 
+@pytest.mark.slow
 def test_temperature_draws_words(server: Server) -> None:
     path = server.upload("dog.png", as_bytes(noise(1)))
     drawn = {server.caption(path, "tiny", 1, 1, 1.5)["caption"] for _ in range(4)}
@@ -331,6 +346,7 @@ def refused(server: Server, photo: dict[str, Any] | None, *options: Any) -> str:
     return str(data)
 
 
+@pytest.mark.slow
 def test_the_api_refuses_with_a_message(server: Server) -> None:
     path = server.upload("letter.jpg", b"Dear Sir or Madam")
     said = refused(server, file(path))
@@ -347,6 +363,7 @@ def test_the_api_refuses_with_a_message(server: Server) -> None:
         assert b"maximum allowed size" in answer.read()
 
 
+@pytest.mark.slow
 def test_nothing_is_read_but_what_was_uploaded(server: Server) -> None:
     secret = server.folder / "secret.png"
     secret.write_bytes(as_bytes(noise(3)))
@@ -361,6 +378,7 @@ def test_nothing_is_read_but_what_was_uploaded(server: Server) -> None:
     assert "https://huggingface.co/photo.png: is not fetched; upload the photo itself" in said
 
 
+@pytest.mark.slow
 def test_the_api_describes_itself(server: Server) -> None:
     with urllib.request.urlopen(f"{server.url}/gradio_api/info") as response:
         endpoints = json.load(response)["named_endpoints"]
@@ -370,6 +388,7 @@ def test_the_api_describes_itself(server: Server) -> None:
     assert "the attention" in endpoints["/caption"]["description"]
 
 
+@pytest.mark.slow
 def test_only_this_computer_is_answered(server: Server) -> None:
     port = int(server.url.rpartition(":")[2])
     table = Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()
