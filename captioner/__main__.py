@@ -244,6 +244,23 @@ class ScenesCommand:
 
 
 @dataclass(frozen=True)
+class ServeCommand:
+    """Caption photos on a web page of this computer, with an HTTP API (needs the extra app)."""
+
+    model: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = ()
+    """A .keras file or a run folder, or "shipped", the shipped model, which is taken if not given;
+    give it again for another to choose from."""
+    port: int = 7860
+    """Where the page is: http://127.0.0.1:PORT."""
+    messages: MessageOptions = field(default_factory=MessageOptions)
+
+    def run(self) -> None:
+        from captioner.serve import serve
+
+        serve(self.model, self.port)
+
+
+@dataclass(frozen=True)
 class ExportCommand:
     """Write a model for TensorFlow Serving or LiteRT: photo to caption and maps in one graph."""
 
@@ -329,6 +346,7 @@ COMMANDS: dict[str, type] = {
     "demo": DemoCommand,
     "encoders": EncodersCommand,
     "scenes": ScenesCommand,
+    "serve": ServeCommand,
     "export": ExportCommand,
     "bench": BenchCommand,
     "doctor": DoctorCommand,

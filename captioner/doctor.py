@@ -24,6 +24,7 @@ __all__ = ["doctor"]
 LIBRARIES = ("tensorflow", "keras", "numpy", "pillow", "pillow-heif")
 # Packages that are not needed, and what needs them.
 OPTIONAL = {
+    "gradio": 'serve; pip install "gradio>=6.31"',
     "pyexiv2": 'caption --alt-text embed; pip install "pyexiv2>=2.15"',
     "scikit-image": 'demo; pip install "scikit-image>=0.25"',
 }

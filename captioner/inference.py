@@ -26,6 +26,7 @@ __all__ = ["Writer", "describe", "describe_files", "load", "model_file", "shippe
 
 RUN_MODEL = "captioner.keras"
 RUNNERS_UP = 4  # words that are named beside the one chosen
+SEARCHES = 16  # kept compiled, of different options: some megabytes each
 
 
 def shipped_model() -> Path:
@@ -88,6 +89,8 @@ class Writer:
         self.model.decoder.reseed(options.seed)
         key = dataclasses.replace(options.completed(self.model.decoding), seed=0)
         if key not in self._searches:  # traced once for all numbers of photos
+            if len(self._searches) == SEARCHES:
+                del self._searches[next(iter(self._searches))]
             self._searches[key] = tf.function(
                 functools.partial(self.find, key),
                 input_signature=[

@@ -8,6 +8,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import PIL
 import pillow_heif
 import pytest
 from hypothesis import example, given
@@ -79,7 +80,13 @@ def palette_with_transparency() -> Image.Image:
         (Image.new("RGBA", (3, 2), (255, 0, 0, 51)), "PNG", (255, 204, 204)),
         (palette_with_transparency(), "PNG", WHITE),
         (Image.new("CMYK", (3, 2), (0, 255, 255, 0)), "TIFF", RED),
-        (Image.new("YCbCr", (3, 2), (76, 85, 255)), "TIFF", (254, 0, 0)),
+        pytest.param(
+            *(Image.new("YCbCr", (3, 2), (76, 85, 255)), "TIFF", (254, 0, 0)),
+            marks=pytest.mark.skipif(
+                int(PIL.__version__.split(".")[0]) < 13,
+                reason="Pillow 12 cannot read the YCbCr TIFF that it writes",
+            ),
+        ),
         (Image.fromarray(np.full((2, 3), 257 * 101, np.uint16)), "PNG", (101, 101, 101)),
         (Image.fromarray(np.full((2, 3), 257 * 101, np.uint16)), "TIFF", (101, 101, 101)),
         (Image.fromarray(np.full((2, 3), 257 * 101, np.int32)), "TIFF", (101, 101, 101)),
@@ -94,6 +101,11 @@ def test_every_mode_becomes_rgb(
     photo = load_photo(saved(image, kind))
     assert (photo.mode, photo.size) == ("RGB", (3, 2))
     assert photo.getpixel((0, 0)) == expected
+
+
+def test_an_open_image_of_another_colour_space_becomes_rgb() -> None:
+    image = to_upright_rgb(Image.new("YCbCr", (3, 2), (76, 85, 255)))
+    assert (image.mode, image.getpixel((0, 0))) == ("RGB", (254, 0, 0))
 
 
 def test_a_transparent_palette_entry_leaves_the_others_alone() -> None:

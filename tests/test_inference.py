@@ -7,6 +7,7 @@ import pytest
 from PIL import Image
 
 import captioner
+from captioner import inference
 from captioner.config import SearchConfig
 from captioner.errors import InputError
 from captioner.inference import Writer, describe_files
@@ -243,3 +244,16 @@ def test_what_describe_compiles_is_kept(tiny_model: Captioner, photos: list[Path
     save_model(tiny_model, photos[0].with_name("model.keras"))
     loaded = load_model(photos[0].with_name("model.keras"))
     assert captioner.describe(loaded, photos[0], beam=2).words == second.words
+
+
+def test_only_the_latest_searches_stay_compiled(
+    tiny_model: Captioner, photos: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference, "SEARCHES", 2)
+    first = captioner.describe(tiny_model, photos[0], max_words=2)
+    finds = []
+    monkeypatch.setattr(Writer, "find", lambda *args, f=Writer.find: finds.append(1) or f(*args))
+    for max_words in (2, 3, 5, 5, 3, 2):  # 5 takes the place of 2, and then 2 that of 3
+        again = captioner.describe(tiny_model, photos[0], max_words=max_words)
+    assert again.text == first.text
+    assert len(finds) == 3
