@@ -25,6 +25,7 @@ LIBRARIES = ("tensorflow", "keras", "numpy", "pillow", "pillow-heif")
 # Packages that are not needed, and what needs them.
 OPTIONAL = {
     "pyexiv2": 'caption --alt-text embed; pip install "pyexiv2>=2.15"',
+    "jieba": 'train --segmenter jieba; pip install "jieba>=0.42.1"',
     "scikit-image": 'demo; pip install "scikit-image>=0.25"',
 }
 JAVA_SECONDS = 20
