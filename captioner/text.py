@@ -78,8 +78,8 @@ def apart(text: str) -> str:
     """Text with spaces where words are to be split that no space separates.
 
     Unicode is composed (NFC) and typographic apostrophes become ASCII ones, so that one word has
-    one spelling. Other punctuation beyond ASCII becomes space; characters of scripts without spaces between words (Chinese, Japanese, Thai, Lao, Khmer,
-    Burmese) stand alone, and so do emoji.
+    one spelling. Other punctuation beyond ASCII becomes space; characters of scripts without spaces
+    between words (Chinese, Japanese, Thai, Lao, Khmer, Burmese) stand alone, and so do emoji.
 
     >>> apart("¿Un café? 狗🐶。").split()
     ['Un', 'café?', '狗', '🐶']
