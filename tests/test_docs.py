@@ -63,7 +63,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
             (home / name).write_text(content, encoding="utf-8")
         elif kind == "sh":
             done = subprocess.run(
-                ["bash", "-e", "-c", content], cwd=home, env=environment, timeout=500,
+                ["bash", "-e", "-c", content], cwd=home, env=environment, timeout=1500,
                 capture_output=True, text=True, check=False,
             )  # fmt: skip
             assert done.returncode == 0, f"{content}\n{done.stdout}\n{done.stderr}"
