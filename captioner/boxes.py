@@ -7,7 +7,7 @@ by table: the names of the categories, their plurals, and for COCO's 80 the ever
 import itertools
 import json
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -266,14 +266,17 @@ class Names:
 
     Args:
         categories: names, as an instances file gives them.
+        split: how captions are split into words.
     """
 
-    def __init__(self, categories: Iterable[str]) -> None:
+    def __init__(
+        self, categories: Iterable[str], split: Callable[[str], list[str]] = tokenize
+    ) -> None:
         self._categories: dict[tuple[str, ...], list[str]] = {}
         for category in categories:
             name = re.sub(r"[_\W]+", " ", category).lower()
             phrases = [name, *filter(None, EVERYDAY.get(name, "").split(", "))]
-            for words in (tuple(tokenize(phrase)) for phrase in phrases):
+            for words in (tuple(split(phrase)) for phrase in phrases):
                 for form in (words, (*words[:-1], _plural(words[-1]))):
                     self._categories.setdefault(form, []).append(category)
         self._longest = max(map(len, self._categories), default=0)
@@ -282,7 +285,7 @@ class Names:
         """For every word the category that it names, `None` for one that names none.
 
         Args:
-            words: of the caption, as `captioner.text.tokenize` splits them.
+            words: of the caption.
             boxed: the categories that have a box in the photo; others are not named.
         """
         named = [self._ending_at(words, place) for place in range(len(words))]

@@ -50,6 +50,9 @@ class VocabularyConfig:
     """Words kept at most, the most frequent."""
     max_words: int = 24
     """Longer captions are cut to this many words in training."""
+    segmenter: Literal["none", "jieba"] = "none"
+    """How Chinese is split into words. none: every character is one; jieba: by a dictionary (needs
+    pip install jieba). Other languages are not affected."""
 
 
 @dataclass(frozen=True)

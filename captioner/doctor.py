@@ -26,6 +26,7 @@ LIBRARIES = ("tensorflow", "keras", "numpy", "pillow", "pillow-heif")
 OPTIONAL = {
     "gradio": 'serve; pip install "gradio>=6.31"',
     "pyexiv2": 'caption --alt-text embed; pip install "pyexiv2>=2.15"',
+    "jieba": 'train --segmenter jieba; pip install "jieba>=0.42.1"',
     "scikit-image": 'demo; pip install "scikit-image>=0.25"',
 }
 JAVA_SECONDS = 20

@@ -24,7 +24,7 @@ from captioner.files import new_folder, replacing, write_text
 from captioner.image_graph import decoded, squares
 from captioner.images import PAD_COLOUR
 from captioner.inference import Writer
-from captioner.text import CLITICS, PAD, Vocabulary
+from captioner.text import PAD, Vocabulary, joins_next, joins_previous
 
 __all__ = ["export", "write_litert", "write_saved_model"]
 
@@ -144,7 +144,8 @@ def write_litert(writer: Writer, out: Path, options: SearchConfig, quantize: str
             "no_repeat": options.no_repeat,
             "max_words": options.max_words,
         },
-        "joined_to_the_word_before": sorted(CLITICS),
+        "joined_to_the_word_before": [one for one in model.vocabulary.words if joins_previous(one)],
+        "joined_to_the_word_after": [one for one in model.vocabulary.words if joins_next(one)],
         "words": model.vocabulary.words,
     }
     with replacing(out / LITERT_MODEL) as partial:
@@ -180,10 +181,14 @@ def _caption(writer: Writer, seen: Any, options: SearchConfig, sums: tf.DType) -
 def _in_words(tokens: Any, vocabulary: Vocabulary) -> dict[str, Any]:
     """Tokens `(B, T)` as strings, and each row as one line of text: `text.join` in a graph."""
     words = ["" if number == PAD else word for number, word in enumerate(vocabulary.words)]
-    spaced = ["" if not word or word in CLITICS else " " for word in words]
-    spaced = [space + word for space, word in zip(spaced, words, strict=True)]
-    text = tf.strings.reduce_join(tf.gather(tf.constant(spaced), tokens), axis=-1)
-    return {"words": tf.gather(tf.constant(words), tokens), "text": tf.strings.strip(text)}
+    spaced = [word if joins_previous(word) else f" {word}" for word in words]
+    each = tf.gather(tf.constant(words), tokens)
+    joined = tf.gather(tf.constant([joins_next(word) for word in words]), tokens[:, :-1])
+    joined = tf.pad(joined, [[0, 0], [1, 0]], constant_values=True)
+    text = tf.strings.reduce_join(
+        tf.where(joined, each, tf.gather(tf.constant(spaced), tokens)), axis=-1
+    )
+    return {"words": each, "text": tf.strings.strip(text)}
 
 
 def _traced(function: Callable[..., dict[str, Any]], **inputs: tf.TensorSpec) -> Any:

@@ -41,7 +41,7 @@ from captioner.map_scores import (
 )
 from captioner.model import Captioner
 from captioner.progress import track
-from captioner.text import PAD, START, UNKNOWN, tokenize
+from captioner.text import PAD, START, UNKNOWN
 
 __all__ = ["MAPS", "Written", "ground", "table"]
 
@@ -301,7 +301,7 @@ class _Meter:
     ) -> None:
         self.writer, self.model, self.annotated = writer, writer.model, annotated
         self._options, self._reference = options, reference
-        self._names = Names(annotated.categories)
+        self._names = Names(annotated.categories, writer.model.vocabulary.split)
         self._blind = {name: make(self.model.grid) for name, make in BASELINES.items()}
         is_hard = self.model.decoder.attention_kind == "hard"
         self._random = np.random.default_rng(SEED)
@@ -343,9 +343,9 @@ class _Meter:
 
     def _references(self, photos: Sequence[_Photo]) -> list[_Caption]:
         cut = slice(self._options.max_words)
-        encode = self.model.vocabulary.encode
+        vocabulary = self.model.vocabulary
         return [
-            _Caption(row, tokenize(caption)[cut], encode(caption)[cut], None)
+            _Caption(row, vocabulary.split(caption)[cut], vocabulary.encode(caption)[cut], None)
             for row, photo in enumerate(photos)
             for caption in photo.example.captions
         ]

@@ -4,11 +4,12 @@ import functools
 from pathlib import Path
 
 import matplotlib
+import regex
 from matplotlib import font_manager
 from matplotlib.ft2font import FT2Font
 from PIL import ImageFont
 
-__all__ = ["fit", "font_of", "typeface", "wrap"]
+__all__ = ["fit", "font_of", "runs", "typeface", "wrap"]
 
 
 def fit(
@@ -28,23 +29,44 @@ def fit(
 
 def wrap(text: str, room: float, size: float, *, bold: bool = False) -> tuple[str, ...]:
     """Breaks text into lines no wider than `room`: between words, inside a word that must be."""
-    font = typeface(text, size, bold=bold)
+
+    def width(text: str) -> float:
+        return sum(font.getlength(run) for run, font in runs(text, size, bold=bold))
+
     lines: list[str] = []
     line = ""
     for word in text.split():
         joined = f"{line} {word}" if line else word
-        if font.getlength(joined) <= room:
+        if width(joined) <= room:
             line = joined
             continue
         if line:
             lines.append(line)
         line = ""
         for letter in word:
-            if line and font.getlength(line + letter) > room:
+            if line and width(line + letter) > room:
                 lines.append(line)
                 line = ""
             line += letter
     return (*lines, line) if line else tuple(lines)
+
+
+def runs(text: str, size: float, *, bold: bool = False) -> list[tuple[str, ImageFont.FreeTypeFont]]:
+    """Cuts text where no font has all its letters: the pieces in order, each with its font.
+
+    As in "一匹马 🐴", whose letters no common font has together.
+    """
+    main = typeface(text, size, bold=bold)
+    known = _code_points(str(main.path))
+    if known >= set(map(ord, text)):
+        return [(text, main)]
+    pieces: list[tuple[str, ImageFont.FreeTypeFont]] = []
+    for letter in regex.findall(r"\X", text):  # with the accents on it
+        font = main if known >= set(map(ord, letter)) else typeface(letter, size, bold=bold)
+        if pieces and pieces[-1][1] is font:
+            letter = pieces.pop()[0] + letter
+        pieces.append((letter, font))
+    return pieces
 
 
 def typeface(text: str, size: float, *, bold: bool = False) -> ImageFont.FreeTypeFont:

@@ -7,7 +7,9 @@ BLEU (Papineni et al. 2002), ROUGE-L (Lin 2004), METEOR 1.5 (Denkowski and Lavie
 
 Both sides are tokenised alike: as Penn Treebank text, lower-cased, punctuation removed. Papers use
 Stanford's tokeniser for that, which needs Java; so does METEOR. Where no Java runs, an equivalent
-tokeniser in Python takes its place and METEOR is left out.
+tokeniser in Python takes its place and METEOR is left out. Unicode is composed first; of scripts
+without spaces between words (Chinese, Japanese, Thai) the characters are what is counted, whatever
+a model's words are, so that models with and without a segmenter compare: `captioner.text.apart`.
 """
 
 import re
@@ -24,6 +26,8 @@ from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.meteor.meteor import Meteor
 from pycocoevalcap.rouge.rouge import Rouge
 from pycocoevalcap.tokenizer import ptbtokenizer
+
+from captioner.text import apart
 
 __all__ = ["Scores", "Tokenized", "caption_scores", "fast_scores", "table", "tokenize"]
 
@@ -243,7 +247,7 @@ def _stanford_tokens(texts: Sequence[str]) -> list[str]:
         completed = subprocess.run(
             [*command, "-preserveLines", "-lowerCase", "-encoding", "utf-8"],
             # One line per caption, whatever line separators are in it.
-            input="".join(" ".join(text.split()) + "\n" for text in texts),
+            input="".join(" ".join(apart(text).split()) + "\n" for text in texts),
             capture_output=True,
             encoding="utf-8",
             timeout=_JAVA_SECONDS,
@@ -313,7 +317,7 @@ _ABBREVIATION = re.compile(
 
 @lru_cache(maxsize=1 << 17)  # references are the same after every epoch
 def _python_tokens(text: str) -> str:
-    text = text.lower().translate(_TYPOGRAPHY).strip()
+    text = apart(text).lower().translate(_TYPOGRAPHY).strip()
     tokens = _NLTK.tokenize(text)
     # nltk takes the last full stop off whatever word it follows, and leaves all others.
     if tokens[-1:] == ["."] and not text.endswith(" ."):

@@ -33,6 +33,7 @@ class Captioner(keras.Model):
             `train_encoder` is called.
         words: the vocabulary without special tokens, in the order of their ids.
         resize: how photos become the encoder's square: `stretch`, `crop` or `pad`.
+        segmenter: how captions are split into words: see `captioner.text.tokenize`.
         units, attention_units, embedding_units, attention, score, word_query, dropout,
             tied, expected_share: as for `captioner.decoder.Decoder`.
         positions: whether regions know where they are: see `captioner.attention.Positions`.
@@ -61,6 +62,7 @@ class Captioner(keras.Model):
         encoder: keras.Model,
         words: list[str],
         resize: str = "stretch",
+        segmenter: str = "none",
         units: int = 512,
         attention_units: int = 512,
         embedding_units: int = 512,
@@ -85,7 +87,7 @@ class Captioner(keras.Model):
         super().__init__(**kwargs)
         encoder.trainable = False
         self.encoder = encoder
-        self.vocabulary = Vocabulary(words)
+        self.vocabulary = Vocabulary(words, segmenter)
         self.resize = resize
         self.regularizer = regularizer
         self.label_smoothing = label_smoothing
@@ -334,6 +336,7 @@ class Captioner(keras.Model):
             "encoder": keras.saving.serialize_keras_object(self.encoder),
             "words": list(self.vocabulary.words[4:]),
             "resize": self.resize,
+            "segmenter": self.vocabulary.segmenter,
             "units": decoder.units,
             "attention_units": decoder.attention_units,
             "embedding_units": decoder.embedding_units,

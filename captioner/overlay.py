@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw
 from captioner.caption import Caption
 from captioner.files import replacing
 from captioner.images import Geometry
-from captioner.lettering import fit, typeface, wrap
+from captioner.lettering import fit, runs, typeface, wrap
 
 __all__ = [
     "COLOURS",
@@ -148,8 +148,10 @@ def figure(
     draw = ImageDraw.Draw(canvas)
     for index, line in enumerate(layout.title):
         y = layout.margin + (index + 0.5) * _TITLE_LINE * layout.unit
-        font = typeface(line, _TITLE * layout.unit, bold=True)
-        draw.text((layout.margin, y), line, _INK, font, anchor="lm")
+        x: float = layout.margin
+        for run, font in runs(line, _TITLE * layout.unit, bold=True):
+            draw.text((x, y), run, _INK, font, anchor="lm")
+            x += font.getlength(run)
 
     small = photo.resize(layout.picture, Image.Resampling.LANCZOS, reducing_gap=3.0)
     canvas.paste(small, layout.panel_box(0)[:2])

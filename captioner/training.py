@@ -125,6 +125,7 @@ def train(config: TrainConfig, out: Path, *, resume: bool = False) -> Path:
             (caption for example in train_examples for caption in example.captions),
             min_count=config.vocabulary.min_count,
             max_words=config.vocabulary.max_vocabulary,
+            segmenter=config.vocabulary.segmenter,
         )
     if len(vocabulary) == 4:
         raise InputError(
@@ -233,6 +234,7 @@ class _Run:
             encoder,
             list(vocabulary.words[4:]),
             resize=options.resize,
+            segmenter=vocabulary.segmenter,
             units=options.units,
             attention_units=options.attention_units,
             embedding_units=options.embedding_units,

@@ -37,8 +37,11 @@ for path in photos:
     outputs = model(photo=np.asarray(square(Image.open(path), facts))[None])
     tokens = outputs["tokens"][0]
     words = [facts["words"][token] for token in tokens[tokens > 0]]
-    attached = facts["joined_to_the_word_before"]  # the 's of "man 's"
-    text = "".join(word if word in attached else f" {word}" for word in words).strip()
+    text, joined = "", True
+    for word in words:  # no space before the 's of "man 's", none in Chinese
+        joined = joined or word in facts["joined_to_the_word_before"]
+        text += word if joined else f" {word}"
+        joined = word in facts["joined_to_the_word_after"]
     print(f"{path}: {text}")
     for word, alpha in zip(words, outputs.get("attention", [[]])[0], strict=False):
         row, column = np.unravel_index(alpha.argmax(), alpha.shape)

@@ -21,13 +21,13 @@ import captioner
 from captioner import datasets, inference, metrics
 from captioner.__main__ import main
 from captioner.config import DataConfig, SearchConfig
-from captioner.export import write_litert, write_saved_model
+from captioner.export import _in_words, write_litert, write_saved_model
 from captioner.image_graph import decoded, squares
 from captioner.images import RESIZES, load_square
 from captioner.inference import Writer, describe_files
 from captioner.model import Captioner, save_model
 from captioner.search import Hypothesis
-from captioner.text import join
+from captioner.text import Vocabulary, join
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 WORDS = ["a", "man", "'s", "dog", "runs", "n't", *(f"word{number}" for number in range(7))]
@@ -123,6 +123,18 @@ def test_saved_model(
         assert text.numpy().decode() == join(kept)
 
 
+MIXED = ["狗", "在", "草地", "t恤", "🐶", "the", "café", *WORDS[:6]]
+
+
+def test_text_is_spaced_as_its_scripts_want() -> None:
+    vocabulary = Vocabulary(MIXED)
+    ids = [[4, 5, 6, 9, 10, 13, 8, 8, 4], [10, 8, 7, 8, 0, 0, 0, 0, 0], [0] * 9]
+    texts = _in_words(tf.constant(ids), vocabulary)["text"].numpy()
+    expected = [join(MIXED[number - 4] for number in row if number) for row in ids]
+    assert [text.decode() for text in texts] == expected
+    assert expected[0] == "狗在草地the café's 🐶 🐶狗"
+
+
 @pytest.mark.parametrize(("kind", "beam"), [("soft", 3), ("none", 3), ("hard", 1), ("self", 3)])
 def test_litert(make: Any, tmp_path: Path, kind: str, beam: int) -> None:
     writer, options = Writer(make(kind)), SearchConfig(beam=beam, max_words=7)
@@ -163,6 +175,7 @@ def test_litert_example(
     make: Any, photos: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, opaque = make("soft"), [photos[0], photos[2]]
+    model.vocabulary = Vocabulary(MIXED)
     folder = exported(model, tmp_path, "litert")
     assert capsys.readouterr().out == f"litert, 0.1 MB → {folder}\n"
     assert sorted(path.name for path in folder.iterdir()) == ["captioner.json", "captioner.tflite"]

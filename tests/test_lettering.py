@@ -69,6 +69,17 @@ def test_letters_that_dejavu_lacks_come_from_an_installed_font(installed_font: s
     assert np.asarray(canvas).mean() < 5  # the square, not DejaVu's empty box
 
 
+def test_text_that_no_font_has_whole_is_cut_into_runs(installed_font: str) -> None:
+    pieces = [
+        (text, Path(font.path).name) for text, font in lettering.runs("a 狗狗 e\u0301té 狗", 20)
+    ]
+    dejavu, dog = "DejaVuSans.ttf", Path(installed_font).name
+    assert pieces == [("a ", dejavu), ("狗狗", dog), (" e\u0301té ", dejavu), ("狗", dog)]
+    assert [text for text, _ in lettering.runs("a dog", 20)] == ["a dog"]
+    # Each 狗 is 20 pixels wide; DejaVu's empty box is narrower, and would let a fourth one in.
+    assert lettering.wrap("a狗狗狗狗", 20 * 3.9, 20) == ("a狗狗狗", "狗")
+
+
 def test_dejavu_is_kept_where_no_font_has_more(installed_font: str) -> None:
     for text in ("dog", "собака", "猫", ""):
         assert Path(lettering.typeface(text, 20).path).name == "DejaVuSans.ttf"

@@ -299,3 +299,15 @@ def test_every_length_is_compiled_once(tiny_encoder: keras.Model) -> None:
     for _ in range(3):
         model.fit(batches(), steps_per_epoch=len(lengths), shuffle=False, verbose=0)
     assert len(traced) == 2
+
+
+def test_how_captions_are_split_is_saved(tiny_encoder: keras.Model, tmp_path: Path) -> None:
+    words = ["狗", "在", "草地", "上"]
+    model = Captioner(tiny_encoder, words, units=11, embedding_units=3, segmenter="jieba")
+    assert model.in_float32().vocabulary.segmenter == "jieba"
+    save_model(model, tmp_path / "model.keras")
+    loaded = load_model(tmp_path / "model.keras").vocabulary
+    assert loaded.decode(loaded.encode("草地上的狗")) == ("草地", "上", "<unk>", "狗")
+    config = model.get_config()
+    del config["segmenter"]  # as models have it that were made before there was a segmenter
+    assert Captioner.from_config(config).vocabulary.segmenter == "none"

@@ -24,7 +24,28 @@ assert (plain[:, 0].std(axis=0) > 2 * reduced[:, 0].std(axis=0)).all()
 assert twin_accuracy["self-attention"] > 0.95 and twin_accuracy["one card at a time"] < 0.3
 assert share_right["attention"].min() > 0.9
 assert share_right["fixed context"][-1] < 0.3
-"""
+""",
+    "02_train_and_caption": """
+import csv
+import numpy as np
+with (run / "history.csv").open() as stream:
+    history = [{name: float(row[name]) for name in row} for row in csv.DictReader(stream)]
+assert history[-1]["word_loss"] < history[0]["word_loss"] / 2
+assert history[-1]["cider"] > history[0]["cider"]
+np.testing.assert_allclose(first.attention.sum(axis=(1, 2)), 1, rtol=1e-4)
+assert scores["exactly_right"] > 0.1
+assert len(wrong) == round((1 - scores["exactly_right"]) * len(tests))
+""",
+    "03_look_inside": """
+np.testing.assert_allclose(caption.attention.sum(axis=(1, 2)), 1, rtol=1e-4)
+np.testing.assert_allclose(caption.evidence.sum(axis=(1, 2)), 1, rtol=1e-4)
+scores = [np.mean([one.score for one in group]) for group in (several, strange)]
+assert abs(scores[0] - scores[1]) < 0.5
+for report in reports.values():
+    for measure in ("correctness", "pointing"):
+        kinds = {name: cells[measure]["mean"] for name, cells in report["maps"].items()}
+        assert kinds["alpha"] > 2 * kinds["uniform"], (measure, kinds)
+""",
 }
 
 
