@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -175,9 +176,8 @@ class _Job:
         self._settings = _digest(model, options)
         self._named = {path for path in photos if not path.is_dir()}
         pictures = {"--overlay": outputs.overlay, "--animation": outputs.animation}
-        self._own_folders = {
-            _inner_folder(option, folder, photos) for option, folder in pictures.items() if folder
-        }
+        own = [_inner_folder(option, folder, photos) for option, folder in pictures.items()]
+        self._own_folders = [folder for folder in own if folder]
         self._found = [
             (path, relative)
             for path, relative in find_photos(photos, self._skip)
@@ -341,7 +341,8 @@ class _Job:
 
     def _is_own(self, path: Path) -> bool:
         """Whether a file is one of those that are made here, which are pictures but no photos."""
-        return not self._own_folders.isdisjoint(path.resolve().parents)
+        parents = Path(os.path.realpath(path)).parents  # of a link to itself, too
+        return any(folder in parents for folder in self._own_folders)
 
     def _check_pictures(self, paths: Sequence[Path]) -> None:
         photos = {path.resolve() for path in self._named}
@@ -350,12 +351,14 @@ class _Job:
                 raise InputError(f"{path}: a picture would replace this photo; give a new folder")
 
 
-def _inner_folder(option: str, pictures: Path, photos: Sequence[Path]) -> Path | None:
+def _inner_folder(option: str, pictures: Path | None, photos: Sequence[Path]) -> Path | None:
     """The folder of pictures that are made, if it lies in a folder that is searched.
 
     Raises:
         InputError: it is such a folder itself.
     """
+    if pictures is None:
+        return None
     folder = pictures.resolve()
     searched = [path.resolve() for path in photos if path.is_dir()]
     if folder in searched:

@@ -1,5 +1,6 @@
 """Fixtures shared by the tests: where the real data is, and TensorFlow's silence."""
 
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -52,6 +53,17 @@ def browser() -> Iterator[Any]:
         )
         yield opened
         opened.close()
+
+
+@pytest.fixture(autouse=True)
+def _own_messages():
+    """What `captioner.messages.configure` sets up in a test ends with it."""
+    loggers = [logging.getLogger(name) for name in ("captioner", "py.warnings")]
+    before = [(one.handlers, one.level, one.propagate) for one in loggers]
+    yield
+    for one, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        one.handlers, one.propagate = handlers, propagate
+        one.setLevel(level)
 
 
 def _tiny_encoder():

@@ -256,6 +256,7 @@ def test_generated_captions(
     data: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The model says "dog" of every photo; only a.png, which can be read, has a box of one."""
     run = saved(build(tiny_encoder), tmp_path / "run", dog=60.0)
@@ -286,7 +287,7 @@ def test_generated_captions(
     printed = capsys.readouterr()
     assert table(report) in printed.out
     assert f"result → {run / 'ground.json'}" in printed.out
-    assert "bad.png: is not an image" in printed.err
+    assert "bad.png: is not an image" in caplog.text
 
 
 def test_reference_captions(tiny_encoder: keras.Model, data: Path, tmp_path: Path) -> None:

@@ -458,7 +458,7 @@ def test_stopped_by_the_user(
 
     def stop(captions: Sequence[Caption]) -> dict[str, object]:
         if captions[0].photo and captions[0].photo.parent.name == "day 2":
-            signal.raise_signal(signal.SIGINT)
+            raise KeyboardInterrupt
         return as_json(captions)
 
     options = [photos, "--csv", tmp_path / "all.csv"]
