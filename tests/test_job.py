@@ -289,7 +289,8 @@ MODES = {
     "PNG": ("png", ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")),
     "TIFF": (
         "tiff",
-        ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LAB", "I;16", "I", "F"),
+        # Not YCbCr: Pillow 12 cannot read what it writes.
+        ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "LAB", "I;16", "I", "F"),
     ),
     "GIF": ("GIF", ("L", "P", "RGB")),
     "WEBP": ("webp", ("L", "RGB", "RGBA")),
