@@ -28,6 +28,8 @@ from captioner.progress import working
 
 __all__ = ["FORMATS", "SPLITS", "DataSet", "Example", "Problem", "load"]
 
+LONGEST = 300  # characters of a problem that are shown: in a damaged file a name may have no end
+
 
 @dataclass(frozen=True)
 class Example:
@@ -350,7 +352,8 @@ def _where(problem: Problem, root: Path | None) -> str:
     if root is not None and file.is_relative_to(root):
         file = file.relative_to(root)
     line = "" if problem.line is None else f":{problem.line}"
-    return f"{_printable(file)}{line}: {problem.what}"
+    what = problem.what if len(problem.what) <= LONGEST else problem.what[: LONGEST - 1] + "…"
+    return f"{_printable(file)}{line}: {what}"
 
 
 def _printable(text: str | Path) -> str:

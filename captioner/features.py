@@ -93,7 +93,8 @@ class Features:
             try:
                 array = np.load(path, mmap_mode="r")
                 photos = json.loads(listing.read_text(encoding="utf-8"))["photos"]
-                if array.dtype != np.float16 or array.shape != (len(photos), *array.shape[-2:]):
+                whole = array.offset + array.nbytes == path.stat().st_size
+                if array.dtype != np.float16 or not whole or len(array) != len(photos):
                     raise ValueError("not the regions of the photos in its list")
                 keys = {str(key): (len(self._shards), row) for row, key in enumerate(photos)}
             except Exception as error:  # a damaged header can raise almost any

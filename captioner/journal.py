@@ -139,7 +139,7 @@ class Journal:
                     if not isinstance(record["photo"], str):
                         raise TypeError
                     [(one["text"], one["score"]) for one in record["captions"]]
-                except (ValueError, KeyError, TypeError) as error:
+                except (ValueError, KeyError, TypeError, RecursionError) as error:
                     is_cut = isinstance(error, ValueError) and not line.endswith(b"\n")
                     if is_cut and line.startswith(START_OF_LINE[: len(line)]):
                         return size, b""

@@ -461,7 +461,9 @@ def load_model(path: Path) -> Captioner:
                 f"{path}: a Keras model, but no Captioner: use one that train.py wrote"
             )
         return keras.saving.load_model(path, compile=False, safe_mode=True)
-    except (zipfile.BadZipFile, KeyError, OSError, ValueError, TypeError) as error:
+    except InputError:
+        raise
+    except Exception as error:  # what a damaged or hostile file makes Keras raise may be anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(
             f"{path}: damaged, or not a .keras model of this version: {reason}"
