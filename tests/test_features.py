@@ -195,3 +195,16 @@ def test_a_part_that_another_process_holds_is_waited_for(
     store, _ = extract(tiny_encoder, "tiny", "stretch", photos, tmp_path)
     assert waits == [2]  # meanwhile the other part was done
     assert len(store) == 4
+
+
+def test_damaged_regions_are_made_again(
+    tiny_encoder: keras.Model, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    photos = write_photos(tmp_path / "photos", 3)
+    store, _ = extract(tiny_encoder, "tiny", "stretch", photos, tmp_path)
+    [array] = store.folder.glob("*.npy")
+    array.write_bytes(array.read_bytes()[:-2])
+    store, _ = extract(tiny_encoder, "tiny", "stretch", photos, tmp_path)
+    assert f"{array}: damaged, left out" in caplog.text
+    rows = store.read(store.locate(photos))
+    np.testing.assert_allclose(rows[2], encoded(tiny_encoder, photos[2]), rtol=2e-3, atol=1e-3)
