@@ -97,15 +97,18 @@ def train(config: TrainConfig, out: Path, *, resume: bool = False) -> Path:
     """
     config = _resumed(config, out) if resume else config
     _check_new(out, resume)
-    if config.training.fine_tune and config.training.optimize_cider:
+    fit = config.training
+    if fit.fine_tune and fit.optimize_cider:
         raise InputError(
             "--fine-tune and --optimize-cider exclude each other; do one, then the other with "
             "--start-from, --epochs 0 and --optimize-cider"
         )
-    if config.model.attention == "hard" and config.training.soft_epochs >= config.training.epochs:
+    if not fit.epochs and not (fit.start_from and fit.optimize_cider):
+        raise InputError("--epochs 0 is for --start-from with --optimize-cider; give some epochs")
+    if config.model.attention == "hard" and 0 < fit.epochs <= fit.soft_epochs:
         raise InputError(
-            f"--soft-epochs {config.training.soft_epochs} leaves none of the "
-            f"{config.training.epochs} epochs to hard attention; give fewer, or more --epochs"
+            f"--soft-epochs {fit.soft_epochs} leaves none of the {fit.epochs} epochs to hard "
+            "attention; give fewer, or more --epochs"
         )
     keras.utils.set_random_seed(config.training.seed)
     data = datasets.from_options(config.data, "the data set to train on")

@@ -317,9 +317,18 @@ def test_errors_come_before_anything_is_written(
         train(config(photos), tmp_path / "none", resume=True)
     with pytest.raises(InputError, match="--data PATH is needed"):
         train(TrainConfig(), tmp_path / "none")
+    with pytest.raises(InputError, match="--epochs 0 is for --start-from with --optimize-cider"):
+        train(config(photos, epochs=0, optimize_cider=1), tmp_path / "none")
     assert main(["train", "--data", str(tmp_path / "gone"), "--out", str(tmp_path / "none")]) == 2
     assert "gone does not exist" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
+
+
+def test_training_by_score_alone(photos: Path, finished: Path, tmp_path: Path) -> None:
+    train(config(photos, start_from=finished, epochs=0, optimize_cider=1), tmp_path / "run")
+    with (tmp_path / "run" / "history.csv").open() as stream:
+        [row] = csv.DictReader(stream)
+    assert float(row["reward"]) >= 0
 
 
 def test_a_vocabulary_of_nothing_is_explained(photos: Path, tmp_path: Path) -> None:
