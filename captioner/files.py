@@ -25,18 +25,27 @@ def replacing(path: Path) -> Iterator[Path]:
         >>> with replacing(Path("scores.json")) as partial:
         ...     partial.write_text("{}")
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = _partial(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield partial
         partial.replace(path)
     except OSError as error:
-        raise InputError(
-            f"{path}: cannot be written ({error.strerror or error}); choose another place"
-        ) from error
+        raise _unwritable(path, error) from error
     finally:
         with suppress(OSError):  # gone already when all went well
             partial.unlink()
+
+
+def _partial(path: Path) -> Path:
+    """The temporary name, on the same disk, of what becomes `path`."""
+    return path.with_name(f".{path.name}.{os.getpid()}.partial")
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(
+        f"{path}: cannot be written ({error.strerror or error}); choose another place"
+    )
 
 
 def write_text(path: Path, text: str) -> None:
@@ -70,7 +79,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     Raises:
         InputError: there is something at `path` already, or it cannot be written.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = _partial(path)
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise InputError(f"{path}: is not empty; give a new or empty folder")
@@ -78,8 +87,6 @@ def new_folder(path: Path) -> Iterator[Path]:
         yield partial
         partial.replace(path)
     except OSError as error:
-        raise InputError(
-            f"{path}: cannot be written ({error.strerror or error}); choose another place"
-        ) from error
+        raise _unwritable(path, error) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

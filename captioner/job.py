@@ -13,7 +13,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,7 +73,6 @@ def caption(
     model: Path | None,
     options: SearchConfig,
     outputs: OutputConfig | None = None,
-    each: Callable[[Caption], None] = lambda caption: None,
 ) -> Summary:
     """Captions photos, prints the captions and writes what was asked for.
 
@@ -84,7 +83,6 @@ def caption(
         model: as for `captioner.load`.
         options: how words are chosen.
         outputs: what is written; nothing if not given.
-        each: is called with the best caption of every photo.
 
     Raises:
         InputError: no photos, no model, an output that cannot be written, or (after all else is
@@ -100,13 +98,12 @@ def caption(
     second = inference.model_file(outputs.beside) if outputs.beside else None
     if second and (not outputs.html or second == file):
         raise InputError("--beside takes a second model, for the page of --html FILE: name both")
-    shown: list[Caption] = []
     job = _Job(photos, file, options, outputs)
     place = _journal_path(photos, outputs)
     with Journal(place) if place else nullcontext() as journal:
         job.journal = journal
         try:
-            job.describe(each, shown)
+            job.describe()
         except KeyboardInterrupt:
             log.warning("stopped" + ("; the same command goes on from here" if journal else ""))
             raise
@@ -114,13 +111,13 @@ def caption(
             if journal and outputs.csv:
                 lines = ((journal.located(one["photo"]), one["captions"]) for one in journal)
                 sidecar.save_table(lines, outputs.csv)
-    if outputs.html and shown:
-        _save_page(shown, model, outputs.beside, options, outputs.html)
+    if outputs.html and job.shown:
+        _save_page(job.shown, model, outputs.beside, options, outputs.html)
     if any(path.is_dir() for path in photos):
         log.info(job.summary)
     for what, place in (
         *(("overlays", outputs.overlay), ("maps", outputs.maps), ("texts", outputs.txt)),
-        *(("animations", outputs.animation), ("page", outputs.html if shown else None)),
+        *(("animations", outputs.animation), ("page", outputs.html if job.shown else None)),
         *(("captions", outputs.jsonl), ("table", outputs.csv)),
     ):
         if place:
@@ -161,6 +158,7 @@ class _Job:
     Attributes:
         summary: what became of the files so far.
         journal: open, while photos are described; `None` if nothing is remembered.
+        shown: the best captions of the photos so far, if there is to be a page of them.
     """
 
     def __init__(
@@ -172,6 +170,7 @@ class _Job:
     ) -> None:
         self.summary = Summary()
         self.journal: Journal | None = None
+        self.shown: list[Caption] = []
         self._model, self._options, self._outputs = model, options, outputs
         self._settings = _digest(model, options)
         self._named = {path for path in photos if not path.is_dir()}
@@ -204,9 +203,8 @@ class _Job:
             ", overwriting" if outputs.overwrite_descriptions else ""
         )
 
-    def describe(self, each: Callable[[Caption], None], shown: list[Caption]) -> None:
-        """Captions the photos that are missing, and makes of them what was asked for; those for the
-        page are added to `shown`."""
+    def describe(self) -> None:
+        """Captions the photos that are missing, and makes of them what was asked for."""
         missing = [number for number in range(len(self._found)) if not self._is_done(number)]
         if not missing:
             return
@@ -226,14 +224,11 @@ class _Job:
         results = describe_files(writer, paths, self._options, extras=extras)
         with bar("Captioning", len(missing), "photos") as running:
             for photo, (_, captions) in zip(photos, results, strict=True):
-                if self._finish(photo, captions) and isinstance(captions, list):
-                    each(captions[0])
-                    if outputs.html:
-                        shown.append(captions[0])
+                self._finish(photo, captions)
                 running.advance()
 
-    def _finish(self, photo: _Photo, captions: list[Caption] | InputError) -> bool:
-        """All that is left to do for a photo that went through the model; whether it was done."""
+    def _finish(self, photo: _Photo, captions: list[Caption] | InputError) -> None:
+        """All that is left to do for a photo that went through the model."""
         try:
             if isinstance(captions, InputError):
                 raise captions
@@ -241,11 +236,12 @@ class _Job:
             made = self._make(photo, captions)
         except InputError as error:
             self._fail(photo.path, error)
-            return False
+            return
         if self.journal:
             self.journal.add(photo.path, sidecar.as_json(captions), made)
         self.summary.described += 1
-        return True
+        if self._outputs.html:
+            self.shown.append(captions[0])
 
     def _print(self, path: Path, captions: Sequence[Caption]) -> None:
         for one in captions:

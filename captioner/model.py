@@ -247,7 +247,7 @@ class Captioner(keras.Model):
         logits = ops.cast(ops.reshape(y_pred["logits"], (-1, len(self.vocabulary))), "float32")
         if sample_weight is not None:
             # As likely as they were when drawn: among the words that may be written. Nothing would
-            # hold down the others, which are never drawn; they took all probability in 30 batches.
+            # hold down the others, never drawn: in a hundred batches they took nearly all of it.
             banned = ops.any(ops.one_hot(NEVER_WRITTEN, logits.shape[-1], dtype="bool"), axis=0)
             logits = ops.where(banned, -1e9, logits)
         place = y_pred.get("place")

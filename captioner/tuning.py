@@ -71,6 +71,7 @@ def tune(
     loaded = load_squares(list(by_path), network.image_size, network.resize)
     for photo, square, _ in track(loaded, "Regions", len(by_path), "photos"):
         if isinstance(square, InputError):
+            log.warning(square)
             continue
         ids.append(by_path[photo].id)
         squares.append(square)
@@ -79,7 +80,8 @@ def tune(
     encode()
     if not ids:
         raise InputError(f"{data.data}: none of the photos of {split} can be read")
-    references = {one.id: one.captions for one in examples if one.id in set(ids)}
+    captions = {one.id: one.captions for one in examples}
+    references = {number: captions[number] for number in ids}
 
     rows = []
     combinations = list(itertools.product(beams, length_penalties, no_repeats))
