@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -141,10 +142,15 @@ class TrainingConfig:
     over about 100 batches. 0: no average."""
     batch_photos: int = 32
     """Photos per step, each with all its captions."""
+    optimizer: Literal["adamw", "rmsprop"] = "adamw"
+    """adamw, or rmsprop as the paper's authors had it; their --learning-rate was 1e-4."""
     learning_rate: float = 8e-4
-    """Highest learning rate; it warms up and then falls along a cosine to a hundredth."""
+    """Highest learning rate."""
+    schedule: Literal["cosine", "constant"] = "cosine"
+    """cosine: it warms up for half an epoch and then falls along a cosine to a hundredth; constant:
+    it stays, and early stopping ends training."""
     weight_decay: float = 1e-4
-    """AdamW's weight decay."""
+    """Share of the weights that decays, times the learning rate, at every step."""
     clip: float = 5.0
     """Largest norm of a step's gradient."""
     patience: int = 4
@@ -173,6 +179,20 @@ class TrainConfig:
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2, default=str) + "\n"
 
+    def described(self, *, complete: bool = False) -> list[str]:
+        """Options as they are typed, a line per group; those that are not the default, or all."""
+        lines = []
+        for group in dataclasses.fields(self):
+            values, plain = getattr(self, group.name), getattr(TrainConfig(), group.name)
+            chosen = [
+                _typed(name, value)
+                for name, value in vars(values).items()
+                if value is not None and (complete or value != getattr(plain, name))
+            ]
+            if chosen:
+                lines.append(f"{group.name}: {' '.join(chosen)}")
+        return lines
+
     @classmethod
     def from_json(cls, text: str, where: str = "config.json") -> "TrainConfig":
         """Reads what `to_json` wrote.
@@ -184,6 +204,14 @@ class TrainConfig:
             return typing.cast(TrainConfig, _read(cls, json.loads(text), where))
         except (ValueError, RecursionError) as error:
             raise InputError(f"{where}: not JSON: {error}") from error
+
+
+def _typed(name: str, value: Any) -> str:
+    """An option with its value as on the command line."""
+    name = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name} {shlex.quote(str(value))}"
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -301,12 +329,34 @@ class OutputConfig:
     """With --alt-text: also where somebody has described the photo already."""
 
 
+# VGG19's conv5_4 at 14x14 (section 4.3), RMSProp at a constant rate, early stopping on BLEU, lambda
+# 1, dropout, 10,000 words, 64 captions a step: here 13 photos with their 5 each, padded to the
+# longest of them, where the paper had single captions of one length.
+PAPER = TrainConfig(
+    vocabulary=VocabularyConfig(min_count=1),
+    model=ModelConfig(encoder="vgg19", units=1000, attention_units=512, regularizer=1.0),
+    training=TrainingConfig(
+        epochs=50,
+        patience=10,
+        monitor="bleu_4",
+        batch_photos=13,
+        optimizer="rmsprop",
+        learning_rate=1e-4,
+        schedule="constant",
+        weight_decay=0.0,
+    ),
+)
+
 PRESETS: dict[str, TrainConfig] = {
     # Measured: see README.md, "Scores".
     "default": TrainConfig(),
-    # The paper's network: VGG19 conv5_4, its sizes and lambda; AdamW where it had RMSProp.
-    "paper": TrainConfig(
-        model=ModelConfig(encoder="vgg19", units=1000, attention_units=512, regularizer=1.0)
+    # The choices of Xu et al. 2015, and where the paper is silent those of its authors' program.
+    "paper-soft": PAPER,
+    "paper-hard": dataclasses.replace(
+        PAPER,
+        model=dataclasses.replace(
+            PAPER.model, attention="hard", regularizer=0.0, reward_weight=1.0, entropy_weight=0.002
+        ),
     ),
     # Own small data set: rare words are kept, more passes.
     "small": TrainConfig(

@@ -1,15 +1,16 @@
-"""AdamW with a lower learning rate for some of the variables: for an encoder that knows already."""
+"""Optimizers with a lower learning rate for some variables: for an encoder that knows already."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 
-__all__ = ["TwoRates"]
+__all__ = ["OPTIMIZERS", "AdamW", "PaperRMSprop", "build_optimizer"]
 
 
-class TwoRates(keras.optimizers.AdamW):
-    """AdamW (Loshchilov and Hutter 2019); variables given to `slow_down` move more slowly."""
+class _TwoRates(keras.optimizers.Optimizer):
+    """Variables given to `slow_down` move more slowly. For optimizers that compute a step from a
+    variable's own gradients alone."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -27,3 +28,31 @@ class TwoRates(keras.optimizers.AdamW):
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         factor = self._factor_of[self._get_variable_index(variable)]
         super().update_step(gradient, variable, learning_rate * factor)
+
+
+class AdamW(_TwoRates, keras.optimizers.AdamW):
+    """Loshchilov and Hutter 2019."""
+
+
+class PaperRMSprop(_TwoRates, keras.optimizers.RMSprop):
+    """RMSProp as Xu et al. 2015 trained Flickr8k with it (section 4.3): the form of Graves 2013,
+    eqs. 38 to 41, with the constants of `optimizers.py` in kelvinxu/arctic-captions."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        constants = {"rho": 0.95, "momentum": 0.9, "epsilon": 1e-4, "centered": True}
+        super().__init__(*args, **{**constants, **kwargs})
+
+
+OPTIMIZERS = {"adamw": AdamW, "rmsprop": PaperRMSprop}
+
+
+def build_optimizer(name: str, learning_rate: Any, weight_decay: float, clip: float) -> Any:
+    """An optimizer of `OPTIMIZERS`.
+
+    Args:
+        name: its name there.
+        learning_rate: a number or a schedule.
+        weight_decay: share of a weight that decays, times the learning rate, at every step.
+        clip: largest norm of the gradient of all variables together.
+    """
+    return OPTIMIZERS[name](learning_rate, weight_decay=weight_decay or None, global_clipnorm=clip)

@@ -39,7 +39,7 @@ from captioner.inference import RUN_MODEL, Writer, load
 from captioner.model import Captioner, load_model, save_model
 from captioner.precision import best_precision
 from captioner.progress import Bar, bar, track, working
-from captioner.rates import TwoRates
+from captioner.rates import build_optimizer
 from captioner.self_critical import SelfCritical
 from captioner.text import Vocabulary
 from captioner.viewer import save_page
@@ -110,6 +110,8 @@ def train(config: TrainConfig, out: Path, *, resume: bool = False) -> Path:
             f"--soft-epochs {fit.soft_epochs} leaves none of the {fit.epochs} epochs to hard "
             "attention; give fewer, or more --epochs"
         )
+    for line in config.described(complete=log.isEnabledFor(logging.DEBUG)):
+        log.info(line)
     keras.utils.set_random_seed(config.training.seed)
     data = datasets.from_options(config.data, "the data set to train on")
     train_examples = data.split("train")[: config.data.limit]
@@ -263,22 +265,25 @@ class _Run:
             },
             dtype=best_precision() if fit.precision == "auto" else fit.precision,
         )
-        steps = self.batches.per_epoch * fit.epochs
-        schedule = keras.optimizers.schedules.CosineDecay(
-            0.0,
-            decay_steps=max(steps - self.batches.per_epoch // 2, 1),
-            alpha=0.01,
-            warmup_target=fit.learning_rate,
-            warmup_steps=max(self.batches.per_epoch // 2, 1),
-        )
+        schedule: Any = fit.learning_rate
+        if fit.schedule == "cosine":
+            warmup = max(self.batches.per_epoch // 2, 1)
+            schedule = keras.optimizers.schedules.CosineDecay(
+                0.0,
+                decay_steps=max(self.batches.per_epoch * fit.epochs - warmup, 1),
+                alpha=0.01,
+                warmup_target=fit.learning_rate,
+                warmup_steps=warmup,
+            )
         self.by_score = keras.Variable(False, dtype="bool", trainable=False, name="by_score")
         # What is scored and saved: float32, and compiled once for all epochs.
         self.twin = self.model.in_float32()
         self.writer = Writer(self.twin)
-        optimizer = TwoRates(
+        optimizer = build_optimizer(
+            fit.optimizer,
             _Schedule(schedule, fit.cider_learning_rate, self.by_score),
-            weight_decay=fit.weight_decay,
-            global_clipnorm=fit.clip,
+            fit.weight_decay,
+            fit.clip,
         )
         if fit.fine_tune:
             self.model.train_encoder()
@@ -568,13 +573,14 @@ class _Run:
 
 
 class _Schedule(keras.optimizers.schedules.LearningRateSchedule):
-    """One schedule while training by likelihood, a constant rate while training by score."""
+    """A rate or schedule while training by likelihood, a constant rate while training by score."""
 
     def __init__(self, likely: Any, by_score: float, is_by_score: keras.Variable) -> None:
         self._likely, self._by_score, self._is_by_score = likely, by_score, is_by_score
 
     def __call__(self, step: Any) -> Any:
-        return keras.ops.where(self._is_by_score, self._by_score, self._likely(step))
+        likely = self._likely(step) if callable(self._likely) else self._likely
+        return keras.ops.where(self._is_by_score, self._by_score, likely)
 
     def get_config(self) -> dict[str, Any]:
         raise NotImplementedError("part of a run: never saved with a model")

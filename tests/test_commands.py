@@ -159,8 +159,14 @@ def test_a_bad_photo_is_named_and_the_others_are_captioned(
         (["evaluate"], "--data PATH is needed"),
         (["evaluate", "--data", "nowhere"], "nowhere does not exist"),
         (["train", "--scores", "dot"], "Unrecognized options: --scores"),
-        (["train", "--preset", "best"], "choose one of default, paper, small, scenes"),
-        (["compare", "--preset", "best"], "choose one of default, paper, small, scenes"),
+        (
+            ["train", "--preset", "best"],
+            "choose one of default, paper-soft, paper-hard, small, scenes",
+        ),
+        (
+            ["compare", "--preset", "best"],
+            "choose one of default, paper-soft, paper-hard, small, scenes",
+        ),
         (["train", "--score", "best"], "Expected one of"),
         (["draw"], "no command 'draw': choose one of train, caption"),
     ],

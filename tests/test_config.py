@@ -47,12 +47,24 @@ def test_what_is_no_configuration_is_refused(text: str, message: str) -> None:
 
 def test_presets() -> None:
     assert preset("default") == TrainConfig()
-    assert preset("paper").model.encoder == "vgg19"
+    assert preset("paper-soft").model.encoder == preset("paper-hard").model.encoder == "vgg19"
+    assert preset("paper-hard").model.attention == "hard"
     for config in PRESETS.values():
         assert TrainConfig.from_json(config.to_json()) == config
-    message = "--preset best: choose one of default, paper, small, scenes"
+    message = "--preset best: choose one of default, paper-soft, paper-hard, small, scenes"
     with pytest.raises(InputError, match=message):
         preset("best")
+
+
+def test_options_are_described_as_they_are_typed() -> None:
+    changed = TrainConfig(
+        DataConfig(data=Path("my photos")), model=ModelConfig(units=7, positions=True)
+    )
+    assert changed.described() == ["data: --data 'my photos'", "model: --positions --units 7"]
+    assert TrainConfig().described() == []
+    complete = "\n".join(TrainConfig().described(complete=True))
+    assert "--no-positions" in complete and "--beam" not in complete
+    assert "--learning-rate 0.0008" in complete and "--min-count 5" in complete
 
 
 def test_every_option_is_explained() -> None:

@@ -1,14 +1,14 @@
-"""AdamW with two learning rates."""
+"""Optimizers with two learning rates."""
 
 import keras
 import numpy as np
 
-from captioner.rates import TwoRates
+from captioner.rates import AdamW, build_optimizer
 
 
 def test_slow_variables_move_by_their_share_and_do_not_decay() -> None:
     fast, slow = (keras.Variable(np.full(3, 2.0), name=name) for name in ("fast", "slow"))
-    optimizer = TwoRates(0.1, weight_decay=0.5)
+    optimizer = AdamW(0.1, weight_decay=0.5)
     optimizer.slow_down([slow], 0.01)
     optimizer.build([slow, fast])
     gradient = keras.ops.ones(3)
@@ -20,8 +20,31 @@ def test_slow_variables_move_by_their_share_and_do_not_decay() -> None:
 
 def test_it_is_adamw_where_nothing_is_slow() -> None:
     one, other = (keras.Variable(np.arange(5.0), name=name) for name in ("one", "other"))
-    mine, theirs = TwoRates(0.1), keras.optimizers.AdamW(0.1)
+    mine, theirs = AdamW(0.1), keras.optimizers.AdamW(0.1)
     for gradient in (np.ones(5), -np.arange(5.0)):
         mine.apply([keras.ops.array(gradient)], [one])
         theirs.apply([keras.ops.array(gradient)], [other])
     np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+def test_rmsprop_is_that_of_the_authors() -> None:
+    """Their formulas, written out: kelvinxu/arctic-captions, optimizers.py."""
+    variable, expected = keras.Variable(np.full(3, 2.0)), np.full(3, 2.0)
+    optimizer = build_optimizer("rmsprop", 1e-4, 0.0, 1e9)
+    mean, square, step = np.zeros(3), np.zeros(3), np.zeros(3)
+    for gradient in (np.array([1.0, -0.02, 3.0]), np.array([0.5, 0.01, -3.0]), np.ones(3)):
+        optimizer.apply([keras.ops.array(gradient)], [variable])
+        mean = 0.95 * mean + 0.05 * gradient
+        square = 0.95 * square + 0.05 * gradient**2
+        step = 0.9 * step - 1e-4 * gradient / np.sqrt(square - mean**2 + 1e-4)
+        expected = expected + step
+    np.testing.assert_allclose(variable.numpy() - 2, expected - 2, rtol=1e-3)
+
+
+def test_rmsprop_can_move_some_variables_slowly() -> None:
+    fast, slow = (keras.Variable(np.full(3, 2.0), name=name) for name in ("fast", "slow"))
+    optimizer = build_optimizer("rmsprop", 0.1, 0.0, 1e9)
+    optimizer.slow_down([slow], 0.01)
+    optimizer.build([slow, fast])
+    optimizer.apply([keras.ops.ones(3)] * 2)
+    np.testing.assert_allclose((slow.numpy() - 2) * 100, fast.numpy() - 2, rtol=1e-3)

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import logging
 import signal
 import subprocess
 import sys
@@ -274,6 +275,19 @@ def test_hard_attention_may_train_as_soft_first(
     with pytest.raises(InputError, match="--soft-epochs 3 leaves none of the 3 epochs"):
         train(hard(soft_epochs=3), tmp_path / "never")
     assert not (tmp_path / "never").exists()
+
+
+def test_rmsprop_at_a_constant_rate(
+    photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    chosen = config(photos, optimizer="rmsprop", schedule="constant", learning_rate=0.004)
+    with caplog.at_level(logging.INFO, "captioner"):
+        train(chosen, tmp_path / "run")
+    with (tmp_path / "run" / "history.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert [float(row["learning_rate"]) for row in rows] == pytest.approx([0.004] * EPOCHS)
+    assert float(rows[-1]["word_loss"]) < float(rows[0]["word_loss"])
+    assert "--optimizer rmsprop --learning-rate 0.004 --schedule constant" in caplog.text
 
 
 def test_start_from_a_trained_model(photos: Path, finished: Path, tmp_path: Path) -> None:
