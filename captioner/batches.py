@@ -54,6 +54,8 @@ class Batches:
         batch_photos: `B`.
         max_words: longer captions are cut.
         seed: decides the order together with the epoch.
+        share: of several processes that train together, this one's number and how many they are:
+            of every batch it has `B / how many` photos.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Batches:
         batch_photos: int,
         max_words: int,
         seed: int,
+        share: tuple[int, int] = (0, 1),
     ) -> None:
         self._views: Sequence[Any] = views
         self._what = "photos" if isinstance(views[0], Squares) else "regions"
@@ -79,6 +82,8 @@ class Batches:
         self._lengths = np.array([padded_length(len(captions[0]) - 1) for captions in self._rows])
         self._words = np.array([sum(map(len, captions)) for captions in self._rows])
         self._batch_photos = batch_photos
+        self._rows_each = batch_photos // share[1]
+        self._share = slice(share[0] * self._rows_each, (share[0] + 1) * self._rows_each)
         self._seed = seed
         self._order: list[np.ndarray] = []
         self.start_epoch(0)
@@ -113,29 +118,29 @@ class Batches:
         return self._rows
 
     def photos(self, index: int) -> np.ndarray:
-        """Which of the photos are in a batch, as places in `captions`."""
-        return self._order[index]
+        """Which of the photos are in a batch, as places in `captions`; of its share of them."""
+        return self._order[index][self._share]
 
     def tokens(self, index: int) -> np.ndarray:
         """The captions of a batch, `(B, C, T + 1)`."""
-        chosen = self._order[index]
-        length = int(self._lengths[chosen].max())
-        tokens = np.full((self._batch_photos, self._captions, length + 1), PAD, np.int32)
-        for photo, number in enumerate(chosen):
+        length = int(self._lengths[self._order[index]].max())  # the same for all who share it
+        tokens = np.full((self._rows_each, self._captions, length + 1), PAD, np.int32)
+        for photo, number in enumerate(self.photos(index)):
             for caption, row in enumerate(self._rows[number]):
                 tokens[photo, caption, : len(row)] = row
         return tokens
 
     def __getitem__(self, index: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        chosen, tokens = self._order[index], self.tokens(index)
+        chosen, tokens = self.photos(index), self.tokens(index)
         rows: Any = [None] * len(chosen)
         for view in {self._view[number] for number in chosen}:
             mine = [slot for slot, number in enumerate(chosen) if self._view[number] == view]
             places = [self._places[view][chosen[slot]] for slot in mine]
             for slot, row in zip(mine, self._views[view].read(places), strict=True):
                 rows[slot] = row
-        missing = self._batch_photos - len(chosen)
-        inputs = np.stack([*rows, *[np.zeros_like(rows[0])] * missing])
+        any_row = rows[0] if rows else self._views[0].read([self._places[0][0]])[0]
+        missing = self._rows_each - len(chosen)
+        inputs = np.stack([*rows, *[np.zeros_like(any_row)] * missing])
         return {self._what: inputs, "tokens": tokens[:, :, :-1]}, tokens[:, :, 1:]
 
     def dataset(self) -> tf.data.Dataset:

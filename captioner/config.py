@@ -159,6 +159,9 @@ class TrainingConfig:
     """Score of freely generated dev captions by which the best epoch is chosen."""
     precision: Literal["auto", "float32", "mixed_bfloat16"] = "auto"
     """auto: bfloat16 where it is faster here, which is measured, else float32."""
+    strategy: Literal["auto", "mirrored", "multiworker"] = "auto"
+    """Who shares the work: mirrored, all GPUs of this machine; multiworker, the machines listed in
+    TF_CONFIG (docs/many-machines.md); auto, one of the two where there are several."""
     save_minutes: float = 5.0
     """Minutes between two checkpoints within an epoch."""
     dev_photos: int = 1000

@@ -14,6 +14,7 @@ from keras import ops
 
 from captioner.attention import Positions, SelfAttention
 from captioner.decoder import Decoder, DecoderState, Memory
+from captioner.distribution import mean_of_replicas, share_of_replica
 from captioner.encoders import grid_of, image_size_of
 from captioner.errors import InputError
 from captioner.files import replacing
@@ -153,7 +154,11 @@ class Captioner(keras.Model):
             # A cautious start: what a word costs before anything is learned.
             first = keras.initializers.Constant(-np.log(len(self.vocabulary)))
             self.baseline = self.add_weight(
-                shape=(BASELINE_POSITIONS,), initializer=first, trainable=False, name="baseline"
+                shape=(BASELINE_POSITIONS,),
+                initializer=first,
+                trainable=False,
+                aggregation="only_first_replica",  # it is the same in all
+                name="baseline",
             )
             # A variable, so that training can change it without compiling anew.
             share = keras.initializers.Constant(self.decoder.expected_share)
@@ -243,7 +248,8 @@ class Captioner(keras.Model):
         two.
         """
         real = ops.cast(ops.not_equal(y, PAD), "float32")  # (B, C, T)
-        number_of_words = ops.maximum(ops.sum(real), 1.0)
+        words = mean_of_replicas(ops.sum(real))  # a replica may have none
+        number_of_words = ops.where(words > 0, words, 1.0)
         logits = ops.cast(ops.reshape(y_pred["logits"], (-1, len(self.vocabulary))), "float32")
         if sample_weight is not None:
             # As likely as they were when drawn: among the words that may be written. Nothing would
@@ -286,14 +292,16 @@ class Captioner(keras.Model):
             learned = located.loss if by_likelihood else 0.0 * located.loss
             loss = loss + (self.grounding_weight * taught + learned) / number_of_words
             self.teaching_metric.update_state(taught / number_of_words, number_of_words)
-        return loss
+        return share_of_replica(loss)
 
     def _hard_loss(self, log_likelihood: Any, real: Any, outputs: dict[str, Any]) -> Any:
         """The part of hard attention's gradient that backpropagation does not see."""
         log_likelihood, drawn = ops.stop_gradient(log_likelihood), outputs["drawn"]
         reward = rewards(log_likelihood, real, self.baseline)  # with b as it was before
         self.baseline.assign(
-            updated_baseline(self.baseline, log_likelihood, real, drawn, self.baseline_decay)
+            updated_baseline(
+                self.baseline, log_likelihood, real, drawn, self.baseline_decay, mean_of_replicas
+            )
         )
         return surrogate(
             reward,

@@ -1,9 +1,10 @@
 """Optimizers with a lower learning rate for some variables: for an encoder that knows already."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import keras
+import tensorflow as tf
 
 __all__ = ["OPTIMIZERS", "AdamW", "PaperRMSprop", "build_optimizer"]
 
@@ -24,6 +25,22 @@ class _TwoRates(keras.optimizers.Optimizer):
     def build(self, variables: Sequence[Any]) -> None:
         super().build(variables)
         self._factor_of = [self._factors.get(variable.path, 1.0) for variable in variables]
+
+    def _clip_gradients(self, gradients: list[Any]) -> list[Any]:
+        # Keras clips the gradient of every replica and then sums them; here it is the sum that is
+        # clipped, as if one device had computed it.
+        summed = self._sum_over_replicas(gradients)
+        return cast(list[Any], super()._clip_gradients(summed))
+
+    def _sum_over_replicas(self, gradients: list[Any]) -> list[Any]:
+        context = tf.distribute.get_replica_context()
+        if context is None or context.num_replicas_in_sync == 1:
+            return gradients
+        dense = [tf.convert_to_tensor(one) for one in gradients]
+        return list(context.all_reduce(tf.distribute.ReduceOp.SUM, dense))
+
+    def _all_reduce_sum_gradients(self, pairs: list[Any]) -> list[Any]:
+        return pairs  # done in `_clip_gradients`
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         factor = self._factor_of[self._get_variable_index(variable)]

@@ -16,6 +16,7 @@ the whole caption's. And the baseline is kept per position, because first words 
 later ones. Everything stays in log-space: alpha may be 0.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from keras import ops
@@ -83,7 +84,12 @@ def surrogate(
 
 
 def updated_baseline(
-    baseline: Any, log_likelihood: Any, real: Any, drawn: Any, decay: float
+    baseline: Any,
+    log_likelihood: Any,
+    real: Any,
+    drawn: Any,
+    decay: float,
+    mean: Callable[[Any], Any] = ops.convert_to_tensor,
 ) -> Any:
     """b <- decay b + (1 - decay) mean log p, at every position that has words in the batch.
 
@@ -91,11 +97,13 @@ def updated_baseline(
         baseline: `(BASELINE_POSITIONS,)`.
         log_likelihood, real, drawn: as above.
         decay: 0.9 in the paper.
+        mean: over all replicas, where several share the batch.
     """
     length = min(log_likelihood.shape[-1], BASELINE_POSITIONS)
     counts = (real * drawn[:, None, None])[..., :length]
-    number = ops.sum(counts, axis=(0, 1))
-    mean = ops.sum(log_likelihood[..., :length] * counts, axis=(0, 1)) / ops.maximum(number, 1.0)
+    number = mean(ops.sum(counts, axis=(0, 1)))
+    total = mean(ops.sum(log_likelihood[..., :length] * counts, axis=(0, 1)))
     old = baseline[:length]
-    new = ops.where(number > 0, decay * old + (1 - decay) * mean, old)
+    usual = total / ops.where(number > 0, number, 1.0)
+    new = ops.where(number > 0, decay * old + (1 - decay) * usual, old)
     return ops.concatenate([new, baseline[length:]])

@@ -5,7 +5,7 @@ for every photo, each is scored against the photo's own, and those better than t
 likelier. The end token belongs to what is scored, or captions learn to break off before it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,12 +29,20 @@ class SelfCritical:
         samples: `K`, captions drawn per photo.
         max_words: longer ones are cut.
         seed: decides with the number of the batch what is drawn.
+        longest: called with the number of words of a batch, gives how many it is to have: for
+            processes that train together, which must have batches of one shape.
     """
 
     def __init__(
-        self, batches: Batches, writer: Writer, samples: int, max_words: int, seed: int
+        self,
+        batches: Batches,
+        writer: Writer,
+        samples: int,
+        max_words: int,
+        seed: int,
+        longest: Callable[[int], int] = int,
     ) -> None:
-        self._batches, self._writer = batches, writer
+        self._batches, self._writer, self._longest = batches, writer, longest
         self._samples, self._max_words, self._seed = samples, max_words, seed
         self._reward = CiderReward(
             [[caption[1:] for caption in captions] for captions in batches.captions]
@@ -60,7 +68,8 @@ class SelfCritical:
             max_words=self._max_words,
             seed=(self._seed * 1_000_003 + number) % 2**31,
         )
-        found = self._writer.write(x["regions"][: len(photos)], options)
+        regions = x["regions"][: len(photos)]
+        found = self._writer.write(regions, options) if len(photos) else []
         rewards = np.zeros((len(x["regions"]), self._samples), np.float32)
         captions = []
         for place, (photo, hypotheses) in enumerate(zip(photos, found, strict=True)):
@@ -72,14 +81,14 @@ class SelfCritical:
                 for one, row in zip(hypotheses, rows, strict=True)
             ]
             captions.append(rows)
-        length = padded_length(max(len(rows[0]) for rows in captions))
+        length = self._longest(padded_length(max((len(rows[0]) for rows in captions), default=1)))
         tokens = np.full((*rewards.shape, length + 1), PAD, np.int32)
         tokens[: len(photos), :, 0] = START
         for place, rows in enumerate(captions):
             for slot, row in enumerate(rows):
                 tokens[place, slot, 1 : len(row) + 1] = row
         x = {"regions": x["regions"], "tokens": tokens[:, :, :-1]}
-        mean = float(rewards[: len(photos)].mean())
+        mean = float(rewards[: len(photos)].mean()) if len(photos) else 0.0
         return x, tokens[:, :, 1:], np.asarray(advantages(rewards)), mean
 
 

@@ -30,6 +30,7 @@ from captioner.batches import Batches
 from captioner.config import SearchConfig, TrainConfig
 from captioner.curves import save_curves
 from captioner.datasets import Example
+from captioner.distribution import Team
 from captioner.encoders import build_encoder, image_size_of
 from captioner.errors import InputError
 from captioner.features import Squares, extract, load_squares
@@ -96,8 +97,20 @@ def train(config: TrainConfig, out: Path, *, resume: bool = False) -> Path:
         KeyboardInterrupt: stopped by the user; the run folder is usable and can be resumed.
     """
     config = _resumed(config, out) if resume else config
-    _check_new(out, resume)
+    team = Team(config.training.strategy)
+    if team.is_chief:
+        _check_new(out, resume)
+    with team.together():
+        return _train(config, out, resume, team)
+
+
+def _train(config: TrainConfig, out: Path, resume: bool, team: Team) -> Path:
     fit = config.training
+    if fit.batch_photos % team.replicas:
+        raise InputError(
+            f"--batch-photos {fit.batch_photos}: {team.replicas} devices share a batch; give a "
+            f"multiple of {team.replicas}"
+        )
     if fit.fine_tune and fit.optimize_cider:
         raise InputError(
             "--fine-tune and --optimize-cider exclude each other; do one, then the other with "
@@ -121,7 +134,8 @@ def train(config: TrainConfig, out: Path, *, resume: bool = False) -> Path:
     if config.training.start_from:
         # Resuming must need nothing but the run folder: its own model has the same words.
         own = resume and (out / RUN_MODEL).is_file()
-        start = load(out if own else config.training.start_from)
+        with team.strategy.scope():
+            start = load(out if own else config.training.start_from)
     if start is not None:  # its words are the only ones that its weights know
         vocabulary, whose = start.vocabulary, f"that of {config.training.start_from}"
     else:
@@ -140,13 +154,14 @@ def train(config: TrainConfig, out: Path, *, resume: bool = False) -> Path:
     log.info(f"vocabulary: {len(vocabulary):,} words, {whose}")
     backbone = config.model
     if start is None:
-        encoder = build_encoder(
-            backbone.encoder,
-            backbone.image_size,
-            backbone.weights,
-            layer=backbone.layer,
-            normalize=backbone.normalize,
-        )
+        with team.strategy.scope():
+            encoder = build_encoder(
+                backbone.encoder,
+                backbone.image_size,
+                backbone.weights,
+                layer=backbone.layer,
+                normalize=backbone.normalize,
+            )
     else:
         encoder = start.encoder  # it may have been fine-tuned
         if start.resize != backbone.resize:
@@ -155,7 +170,8 @@ def train(config: TrainConfig, out: Path, *, resume: bool = False) -> Path:
                 f"{start.resize}: give the same"
             )
     # From here on it is a run: no option is refused any more, and what is done can be resumed.
-    write_text(out / "config.json", config.to_json())
+    if team.is_chief:
+        write_text(out / "config.json", config.to_json())
     stores, unreadable = _stores(
         config,
         encoder,
@@ -172,7 +188,8 @@ def train(config: TrainConfig, out: Path, *, resume: bool = False) -> Path:
     if not train_examples or not dev_examples:
         raise InputError(f"{data.root}: none of the photos of train or of dev can be read")
 
-    run = _Run(config, out, encoder, vocabulary, stores, train_examples, dev_examples)
+    with team.strategy.scope():
+        run = _Run(config, out, team, encoder, vocabulary, stores, train_examples, dev_examples)
     if start is not None:
         run.start_from(start)
     if resume:
@@ -180,9 +197,11 @@ def train(config: TrainConfig, out: Path, *, resume: bool = False) -> Path:
     try:
         run.train()
     except KeyboardInterrupt:
-        run.stop_early()
+        if team.is_chief:
+            run.stop_early()
         raise
-    run.write_samples()
+    if team.is_chief:
+        run.write_samples()
     return out / RUN_MODEL
 
 
@@ -217,13 +236,14 @@ class _Run:
         self,
         config: TrainConfig,
         out: Path,
+        team: Team,
         encoder: keras.Model,
         vocabulary: Vocabulary,
         stores: Sequence[Any],
         train_examples: Sequence[Example],
         dev_examples: Sequence[Example],
     ) -> None:
-        self.config, self.out = config, out
+        self.config, self.out, self.team = config, out, team
         self.dev_store, self.dev_examples = stores[0], dev_examples
         self.progress = Progress()
         options, fit = config.model, config.training
@@ -234,7 +254,12 @@ class _Run:
             fit.batch_photos,
             config.vocabulary.max_words,
             fit.seed,
+            (team.worker, team.workers),
         )
+        precision = fit.precision
+        if precision == "auto":  # all have to choose the same
+            faster = team.chiefs(best_precision() == "mixed_bfloat16")
+            precision = "mixed_bfloat16" if faster else "float32"
         self.model = Captioner(
             encoder,
             list(vocabulary.words[4:]),
@@ -263,7 +288,7 @@ class _Run:
                 "train_photos": len(train_examples),
                 "captioner": __version__,
             },
-            dtype=best_precision() if fit.precision == "auto" else fit.precision,
+            dtype=precision,
         )
         schedule: Any = fit.learning_rate
         if fit.schedule == "cosine":
@@ -296,7 +321,8 @@ class _Run:
         self.average = None
         if fit.average:
             self.average = MovingAverage(self.model.trainable_variables, fit.average)
-        self.log = tf.summary.create_file_writer(str(out / "tensorboard"))
+        if team.is_chief:
+            self.log = tf.summary.create_file_writer(str(out / "tensorboard"))
 
     def start_from(self, other: Captioner) -> None:
         """Takes the weights of a trained model of the same sizes."""
@@ -339,24 +365,30 @@ class _Run:
             if self.average:
                 self.average.restart()
             self.progress = dataclasses.replace(progress, likely_epochs=progress.epoch)
-            self.save()
+            if self.team.is_chief:
+                self.save()
         self.by_score.assign(True)
         # What is learned from must be as likely to the learner as it was when it was drawn, without
         # dropout: else what dropout made unlikely is made ever more so, and the loss falls forever.
         self.model.stop_dropout()
         max_words = self.config.vocabulary.max_words
-        sampled = SelfCritical(self.batches, self.writer, fit.cider_samples, max_words, fit.seed)
+        sampled = SelfCritical(
+            self.batches,
+            self.writer,
+            fit.cider_samples,
+            max_words,
+            fit.seed + self.team.worker,
+            lambda length: int(self.team.all(length).max()),
+        )
 
         def learn(watcher: "_Watcher") -> None:
-            self.model.reset_metrics()
             rewards = []
             for index in range(len(self.batches)):
                 self.twin.take_weights(self.model)
                 number = int(self.model.optimizer.iterations.numpy())
                 x, y, advantage, reward = sampled.batch(index, number)
-                logs = self.model.train_on_batch(x, y, advantage, return_dict=True)
-                rewards.append(reward)
-                watcher.on_train_batch_end(index, {**logs, "reward": np.mean(rewards)})
+                rewards.append(self.team.all(reward).mean())
+                watcher.batch_done({**self._step((x, y, advantage)), "reward": np.mean(rewards)})
 
         end = self.progress.likely_epochs + fit.optimize_cider
         while self.progress.epoch < end:
@@ -370,19 +402,20 @@ class _Run:
         soft = epoch < self.config.training.soft_epochs or self.progress.likely_epochs >= 0
         self.model.train_as_soft(soft)
         if len(self.batches):  # 0 when the run stopped between its last batch and scoring dev
+            self.model.reset_metrics()
             with bar(f"Epoch {epoch + 1}/{epochs}", self.batches.per_epoch, "batches") as running:
                 learn(_Watcher(self, running))
         self._finish_epoch()
 
     def _learn_likely(self, watcher: "_Watcher") -> None:
-        self.model.fit(
-            self.batches.dataset(),
-            initial_epoch=self.progress.epoch,
-            epochs=self.progress.epoch + 1,
-            shuffle=False,
-            verbose=0,
-            callbacks=[watcher],
-        )
+        for batch in self.batches.dataset():
+            watcher.batch_done(self._step(batch))
+
+    def _step(self, batch: Any) -> dict[str, float]:
+        """Learns from a batch; the mean losses of the epoch's batches so far."""
+        self.model.make_train_function()
+        logs = self.model.train_function(iter([self.team.place(batch)]))
+        return {name: float(value) for name, value in logs.items()}
 
     @property
     def _is_hard(self) -> bool:
@@ -400,6 +433,8 @@ class _Run:
         started = time.monotonic()
         with self._published():
             scores = self.score_dev()
+        # The same to the last bit in all, who must agree which epoch is the best.
+        scores = {name: self.team.chiefs(value) for name, value in scores.items()}
         trained = progress.seconds
         row = {
             "epoch": progress.epoch + 1,
@@ -423,21 +458,27 @@ class _Run:
             likely_epochs=progress.likely_epochs,
             history=(*progress.history, row),
         )
-        if better:
-            self._save_model()
-        self.save()
-        _write_history(self.out / "history.csv", self.progress.history)
-        save_curves(self.progress.history, self.out / "curves.png")
-        with self.log.as_default():
-            for name, number in row.items():
-                tf.summary.scalar(name, number, step=int(row["epoch"]))
-        self.log.flush()
+        if self.team.is_chief:
+            if better:
+                self._save_model()
+            self.save()
+            self._report(row)
+        self.team.all(0)  # the others may need what was written
         log.info(
             f"Epoch {row['epoch']}: loss {row['loss']:.3f}, "
             f"dev BLEU-4 {100 * scores['bleu_4']:.1f}, "
             f"CIDEr {100 * scores['cider']:.1f} (greedy), "
             f"{'best so far, ' if better else ''}{row['seconds']:.0f} s"
         )
+
+    def _report(self, row: dict[str, float]) -> None:
+        """Writes what is to be looked at: table, curves, TensorBoard."""
+        _write_history(self.out / "history.csv", self.progress.history)
+        save_curves(self.progress.history, self.out / "curves.png")
+        with self.log.as_default():
+            for name, number in row.items():
+                tf.summary.scalar(name, number, step=int(row["epoch"]))
+        self.log.flush()
 
     def _baseline(self) -> dict[str, float]:
         """Of hard attention: the baseline, the mean of its first ten positions."""
@@ -500,6 +541,15 @@ class _Run:
     def restore(self) -> None:
         """Goes back to the checkpoint, or to the one before if it is damaged; a run stopped before
         its first one starts anew."""
+        self._read_checkpoint()
+        stands = self.progress.epoch + self.progress.batch / (1 + self.batches.per_epoch)
+        if np.ptp(self.team.all(stands)):
+            raise InputError(
+                f"{self.out}: the machines found different checkpoints; the run folder must be on "
+                "a disk that all of them share"
+            )
+
+    def _read_checkpoint(self) -> None:
         paths = [self.out / name for name in (CHECKPOINT, PREVIOUS)]
         found = [path for path in paths if path.is_file()]
         if not found:
@@ -586,11 +636,10 @@ class _Schedule(keras.optimizers.schedules.LearningRateSchedule):
         raise NotImplementedError("part of a run: never saved with a model")
 
 
-class _Watcher(keras.callbacks.Callback):
+class _Watcher:
     """Shows progress within an epoch, keeps count of it, and writes a checkpoint now and then."""
 
     def __init__(self, run: _Run, running: Bar) -> None:
-        super().__init__()
         self._run, self._bar = run, running
         self._before = run.progress
         self._captions_per_batch = run.batches.number_of_captions() / run.batches.per_epoch
@@ -598,15 +647,20 @@ class _Watcher(keras.callbacks.Callback):
         self._batches = 0
         self._bar.skip(self._before.batch)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def batch_done(self, logs: dict[str, float]) -> None:
+        """Takes note of a batch.
+
+        Args:
+            logs: the mean losses of the batches so far.
+        """
         self._batches += 1
         if self._run.average:
             self._run.average.update()
         run, before, now = self._run, self._before, time.monotonic()
         done = before.batch + self._batches
-        # Keras' logs are means since `fit` began: those of a resumed epoch lack its first part.
+        # The means lack the first part of an epoch that was resumed.
         losses = {
-            name: (before.batch * before.losses.get(name, 0.0) + self._batches * float(mean)) / done
+            name: (before.batch * before.losses.get(name, 0.0) + self._batches * mean) / done
             for name, mean in logs.items()
         }
         if not math.isfinite(losses["loss"]):
@@ -621,7 +675,7 @@ class _Watcher(keras.callbacks.Callback):
         )
         rate = self._batches * self._captions_per_batch / seconds
         self._bar.advance(1, f"{rate:.0f} captions/s  loss {losses['loss']:.3f}")
-        if now - self._saved > 60 * run.config.training.save_minutes:
+        if run.team.is_chief and now - self._saved > 60 * run.config.training.save_minutes:
             run.save()
             self._saved = now
 

@@ -120,15 +120,15 @@ def test_what_a_run_leaves(finished: Path, photos: Path) -> None:
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, batch: int) -> None:
     """Ctrl-C after a number of batches."""
     seen = []
-    original = training._Watcher.on_train_batch_end
+    original = training._Watcher.batch_done
 
-    def on_train_batch_end(self: training._Watcher, number: int, logs: object = None) -> None:
-        original(self, number, logs)
-        seen.append(number)
+    def batch_done(self: training._Watcher, logs: dict[str, float]) -> None:
+        original(self, logs)
+        seen.append(logs)
         if len(seen) == batch:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(training._Watcher, "on_train_batch_end", on_train_batch_end)
+    monkeypatch.setattr(training._Watcher, "batch_done", batch_done)
 
 
 @pytest.mark.parametrize("batch", [2, 8])  # of 4 per epoch: within one, at the end of one
