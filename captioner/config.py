@@ -315,10 +315,10 @@ class OutputConfig:
     animation_format: Literal["gif", "webp"] = "gif"
     """Of animations: gif, which everything shows, or webp, a fifth of the size in all colours."""
     maps: Path | None = None
-    """Folder for one .npz per photo: the maps as numbers (README: "Maps as files")."""
+    """Folder for one .npz per photo: the maps as numbers (docs/captioning.md)."""
     jsonl: Path | None = None
     """File for one line of JSON per photo. It is added to, and a photo of a folder that stands in
-    it already is not captioned again (README: "Folders")."""
+    it already is not captioned again (docs/captioning.md)."""
     csv: Path | None = None
     """File for a table: photo, caption, score."""
     txt: Path | None = None
@@ -351,7 +351,7 @@ PAPER = TrainConfig(
 )
 
 PRESETS: dict[str, TrainConfig] = {
-    # Measured: see README.md, "Scores".
+    # Measured: see docs/quality.md.
     "default": TrainConfig(),
     # The choices of Xu et al. 2015, and where the paper is silent those of its authors' program.
     "paper-soft": PAPER,
