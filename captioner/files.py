@@ -1,5 +1,6 @@
 """Files and folders that are there whole or not at all, and their names as seen from a folder."""
 
+import errno
 import functools
 import os
 import shutil
@@ -43,9 +44,9 @@ def _partial(path: Path) -> Path:
 
 
 def _unwritable(path: Path, error: OSError) -> InputError:
-    return InputError(
-        f"{path}: cannot be written ({error.strerror or error}); choose another place"
-    )
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    todo = "make room and go on" if full else "choose another place"
+    return InputError(f"{path}: cannot be written ({error.strerror or error}); {todo}")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -16,13 +16,17 @@ from captioner.attention import Positions, SelfAttention
 from captioner.decoder import Decoder, DecoderState, Memory
 from captioner.distribution import mean_of_replicas, share_of_replica
 from captioner.encoders import grid_of, image_size_of
-from captioner.errors import InputError
+from captioner.errors import InputError, refuse_newer
 from captioner.files import replacing
 from captioner.localizer import Localizer, teaching_loss
 from captioner.reinforce import BASELINE_POSITIONS, rewards, surrogate, updated_baseline
 from captioner.text import END, NEVER_WRITTEN, PAD, Vocabulary
 
-__all__ = ["Captioner", "load_model", "save_decoding", "save_model"]
+__all__ = ["FORMAT", "Captioner", "load_model", "save_decoding", "save_model"]
+
+# Of `.keras` files; to be raised when programs of today would misread those of tomorrow. Files of
+# every format so far are in tests/data and must load forever.
+FORMAT = 1
 
 
 @keras.saving.register_keras_serializable("captioner")
@@ -47,6 +51,7 @@ class Captioner(keras.Model):
             of hard attention: see `captioner.reinforce`.
         decoding: how it writes best, where that was tuned: fields of `SearchConfig` by name.
         about: facts about the model's making, for people: data set, scores, version.
+        format_version: of the file it comes from.
 
     Call arguments: a dict with
         regions: `(B, L, D)`, or instead photos: `(B, size, size, 3)` RGB 0..255;
@@ -83,9 +88,12 @@ class Captioner(keras.Model):
         grounding_weight: float = 0.0,
         decoding: dict[str, Any] | None = None,
         about: dict[str, Any] | None = None,
+        format_version: int = FORMAT,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        if format_version > FORMAT:
+            raise ValueError(f"format {format_version} is newer than {FORMAT}, which this is for")
         encoder.trainable = False
         self.encoder = encoder
         self.vocabulary = Vocabulary(words, segmenter)
@@ -364,6 +372,7 @@ class Captioner(keras.Model):
             "label_smoothing": self.label_smoothing,
             "decoding": self.decoding,
             "about": self.about,
+            "format_version": FORMAT,
         }
 
     @classmethod
@@ -457,7 +466,8 @@ def load_model(path: Path) -> Captioner:
     Nothing else is needed: no data set, no run folder, no weights package.
 
     Raises:
-        InputError: no such file, not a `.keras` file, or not one of this program's.
+        InputError: no such file, not a `.keras` file, not one of this program's, or one of a newer
+            version of it.
     """
     if not path.is_file():
         raise InputError(f"{path}: no such model file; train.py writes one, or leave --model out")
@@ -468,6 +478,7 @@ def load_model(path: Path) -> Captioner:
             raise InputError(
                 f"{path}: a Keras model, but no Captioner: use one that train.py wrote"
             )
+        refuse_newer(path, config["config"].get("format_version", 1), FORMAT)
         return keras.saving.load_model(path, compile=False, safe_mode=True)
     except InputError:
         raise

@@ -32,7 +32,7 @@ from captioner.curves import save_curves
 from captioner.datasets import Example
 from captioner.distribution import Team
 from captioner.encoders import build_encoder, image_size_of
-from captioner.errors import InputError
+from captioner.errors import InputError, refuse_newer
 from captioner.features import Squares, extract, load_squares
 from captioner.files import replacing, write_text
 from captioner.images import Geometry, load_photo
@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 
 GREEDY = SearchConfig(beam=1)
 CHECKPOINT, PREVIOUS = Path("checkpoint", "state.npz"), Path("checkpoint", "previous.npz")
+CHECKPOINT_FORMAT = 1  # as captioner.model.FORMAT, of checkpoints
 DEV_BATCH = 100  # photos written at once while scoring dev
 SAMPLE_PHOTOS = 16  # photos in samples.html
 
@@ -531,6 +532,7 @@ class _Run:
         """Writes the checkpoint: weights, optimizer, random state, and where the run stands."""
         arrays = {f"variable_{i}": v.numpy() for i, v in enumerate(self._variables())}
         arrays["progress"] = np.array(json.dumps(dataclasses.asdict(self.progress)))
+        arrays["format"] = np.array(CHECKPOINT_FORMAT)
         path = self.out / CHECKPOINT
         with replacing(path) as partial:
             with partial.open("wb") as stream:
@@ -560,6 +562,7 @@ class _Run:
                 # Whole before anything is changed; each array has a checksum, of the zip format.
                 with path.open("rb") as stream, np.load(stream) as arrays:
                     values = {name: arrays[name] for name in arrays.files}
+                found_format = int(values.pop("format", 1))
                 progress = json.loads(str(values.pop("progress")))
                 progress["history"] = tuple(progress["history"])
                 self.progress = Progress(**progress)
@@ -572,6 +575,7 @@ class _Run:
                 f"{found[0]}: damaged, as is every other checkpoint of this run; start a new one, "
                 f"with --start-from {self.out} if its {RUN_MODEL} can be used"
             )
+        refuse_newer(path, found_format, CHECKPOINT_FORMAT)
         variables = self._variables()
         if [one.shape for one in variables] != [one.shape for one in values.values()]:
             raise InputError(f"{path}: a checkpoint of another model; start a new run")

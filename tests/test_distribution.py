@@ -96,7 +96,7 @@ def together(out: Path, *options: str) -> list[str]:
 
 def weights(run: Path) -> list[np.ndarray]:
     with np.load(run / "checkpoint" / "state.npz") as arrays:
-        return [arrays[name] for name in arrays.files if name != "progress"]
+        return [arrays[name] for name in arrays.files if name.startswith("variable")]
 
 
 def column(run: Path, name: str) -> list[float]:
