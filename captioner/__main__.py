@@ -79,7 +79,7 @@ class CaptionCommand:
     photos: tyro.conf.Positional[tuple[Path, ...]]
     """Photos, or folders of photos (searched recursively)."""
     model: Path | None = None
-    """A .keras file or a run folder; the shipped model if not given."""
+    """A .keras file, a run folder or the name of a shipped model; "photo" if not given."""
     outputs: OutputConfig = field(default_factory=OutputConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
     messages: MessageOptions = field(default_factory=MessageOptions)
@@ -98,7 +98,7 @@ class EvaluateCommand:
     split: str = "test"
     """Split that is captioned."""
     model: Path | None = None
-    """A .keras file or a run folder; the shipped model if not given."""
+    """A .keras file, a run folder or the name of a shipped model; "photo" if not given."""
     out: Path | None = None
     """File for the scores; scores.json in the run folder, when --model is one."""
     html: Path | None = None
@@ -121,7 +121,7 @@ class TuneCommand:
     split: str = "dev"
     """Split that is captioned: not the one that is reported."""
     model: Path | None = None
-    """A .keras file or a run folder; the shipped model if not given. Its file is changed."""
+    """A .keras file or a run folder, whose file is changed."""
     beams: tuple[int, ...] = (3, 5)
     """Values of --beam to try."""
     length_penalties: tuple[float, ...] = (0.5, 0.7, 0.9, 1.1)
@@ -157,7 +157,7 @@ class GroundCommand:
     split: str | None = None
     """Split that is measured; all photos if not given (also those it was trained on)."""
     model: Path | None = None
-    """A .keras file or a run folder; the shipped model if not given."""
+    """A .keras file, a run folder or the name of a shipped model; "photo" if not given."""
     boxes: Path | None = None
     """COCO instances JSON, where it is not beside the captions."""
     reference: bool = False
@@ -249,8 +249,8 @@ class ServeCommand:
     """Caption photos on a web page of this computer, with an HTTP API (needs the extra app)."""
 
     model: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = ()
-    """A .keras file or a run folder, or "shipped", the shipped model, which is taken if not given;
-    give it again for another to choose from."""
+    """A .keras file, a run folder or the name of a shipped model, "photo" if not given; give it
+    again for another to choose from."""
     port: int = 7860
     """Where the page is: http://127.0.0.1:PORT."""
     messages: MessageOptions = field(default_factory=MessageOptions)
@@ -271,7 +271,7 @@ class ExportCommand:
     format: Literal["savedmodel", "litert"]
     """savedmodel takes files or pixels, any number at a time; litert one photo's square."""
     model: Path | None = None
-    """A .keras file or a run folder; the shipped model if not given."""
+    """A .keras file, a run folder or the name of a shipped model; "photo" if not given."""
     quantize: Literal["none", "float16", "int8"] = "none"
     """Of litert: weights as they are, of half the size, or of a quarter (then products are
     computed in 8 bits)."""

@@ -86,8 +86,8 @@ def _machine() -> Iterator[Row]:
 def _caption() -> str:
     model = inference.load()
     inference.describe(model, Image.new("RGB", (64, 48), "skyblue"), beam=1)
-    size = inference.shipped_model().stat().st_size
-    return f"works; model {inference.shipped_model().name}, {size / 1e6:.0f} MB"
+    models = {name: path.stat().st_size for name, path in inference.shipped_models().items()}
+    return "works; " + ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in models.items())
 
 
 def _build() -> str:

@@ -62,7 +62,7 @@ def evaluate(
     Args:
         data: the data set.
         split: the part of it that is captioned.
-        model: a `.keras` file or a run folder; `None` for the shipped model.
+        model: a `.keras` file or a run folder; `None` for the shipped model `photo`.
         options: how words are chosen.
         out: file for the scores.
         page: file for a page that shows `PAGE_PHOTOS` of the photos, spread over the split.
@@ -99,7 +99,7 @@ def evaluate(
         **scores,
         "split": split,
         "data": str(data.data),
-        "model": str(model) if model else "shipped",
+        "model": str(model or inference.PHOTO),
         "search": "sampling" if options.sample else f"beam {options.beam}",
         "length_rule": search.length_rule(options.length_penalty),
         "no_repeat": options.no_repeat,
@@ -116,7 +116,7 @@ def evaluate(
         write_text(out, json.dumps(report, indent=2) + "\n")
         print(f"scores → {out}")
     if page:
-        name = str(model) if model else "shipped"
+        name = str(model or inference.PHOTO)
         save_page(
             {name: list(whole.values())},
             page,

@@ -179,7 +179,7 @@ def ground(
         "split": split or "all",
         "data": str(data.data),
         "boxes": [str(file) for file in files],
-        "model": str(model) if model else "shipped",
+        "model": str(model or inference.PHOTO),
         "grid": list(writer.model.grid),
         "image_size": writer.model.image_size,
         "resize": writer.model.resize,

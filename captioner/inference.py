@@ -22,24 +22,27 @@ from captioner.images import Geometry, load_square, to_upright_rgb
 from captioner.model import Captioner, load_model
 from captioner.text import END, NEVER_WRITTEN, PAD, START, join
 
-__all__ = ["Writer", "describe", "describe_files", "load", "model_file", "shipped_model"]
+__all__ = ["PHOTO", "Writer", "describe", "describe_files", "load", "model_file", "shipped_models"]
 
+PHOTO = "photo"  # the shipped model that is taken if none is named
 RUN_MODEL = "captioner.keras"
 RUNNERS_UP = 4  # words that are named beside the one chosen
 SEARCHES = 16  # kept compiled, of different options: some megabytes each
 
 
-def shipped_model() -> Path:
-    """The checkpoint that ships with the package."""
-    return Path(str(resources.files("captioner") / "checkpoints" / "shipped.keras"))
+def shipped_models() -> dict[str, Path]:
+    """The models that ship with the package, by name; the one that is taken by default first."""
+    folder = Path(str(resources.files("captioner") / "checkpoints"))
+    names = sorted((one.name for one in folder.iterdir()), key=lambda name: (name != PHOTO, name))
+    return {name: folder / name / RUN_MODEL for name in names}
 
 
 def load(path: str | Path | None = None) -> Captioner:
     """Loads a model to caption photos with.
 
     Args:
-        path: a `.keras` file, a run folder, or `None` or "shipped" for the model that ships with
-            the package.
+        path: a `.keras` file, a run folder, or the name of a model that ships with the package;
+            `None` is `photo`.
 
     Raises:
         InputError: there is no model at `path`, or it cannot be read.
@@ -49,7 +52,11 @@ def load(path: str | Path | None = None) -> Captioner:
 
 def model_file(path: str | Path | None = None) -> Path:
     """The file that `load` reads; `InputError` for a folder without one."""
-    path = shipped_model() if path is None or str(path) == "shipped" else Path(path)
+    shipped = shipped_models()
+    name = PHOTO if path is None else str(path)
+    if name in shipped:  # a run of that name is found by its whole path
+        return shipped[name]
+    path = Path(name)
     if path.is_dir():
         if not (path / RUN_MODEL).is_file():
             raise InputError(f"{path}: no {RUN_MODEL} in this folder: is it a run of train.py?")

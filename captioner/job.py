@@ -386,7 +386,7 @@ def _save_page(
 
 def _name(model: Path | None) -> str:
     """What a page calls a model."""
-    return "shipped" if model is None else str(model)
+    return str(model or inference.PHOTO)
 
 
 def _journal_path(photos: Sequence[Path], outputs: OutputConfig) -> Path | None:

@@ -42,7 +42,7 @@ def serve(models: Sequence[Path], port: int) -> None:
     with working("Loading the model"):
         writers = {
             name: Writer(inference.load(path))
-            for name, path in _by_name(models or ["shipped"]).items()
+            for name, path in _by_name(models or [inference.PHOTO]).items()
         }
     give_freed_memory_back()
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -115,7 +115,7 @@ def server(module_tiny_encoder: Any, tmp_path_factory: pytest.TempPathFactory) -
     with (
         (folder / "said").open("wb") as said,
         subprocess.Popen(
-            [*command, "--model", str(folder / "tiny.keras"), "--model", "shipped"],
+            [*command, "--model", str(folder / "tiny.keras"), "--model", "photo"],
             cwd=folder,
             stderr=said,
             env={
@@ -334,7 +334,7 @@ def test_temperature_draws_words(server: Server) -> None:
 def test_the_shipped_model_is_one_of_several(server: Server, data_root: Path) -> None:
     folder = next(path for path in (data_root / "flickr8k").rglob("*.jpg")).parent
     photo = min(folder.glob("*.jpg"))
-    answer = server.caption(server.upload(photo.name, photo.read_bytes()), "shipped", 5, 1, 0)
+    answer = server.caption(server.upload(photo.name, photo.read_bytes()), "photo", 5, 1, 0)
     assert answer["caption"] == captioner.describe(captioner.load(), photo, beam=5).text
 
 
@@ -417,8 +417,8 @@ def test_a_missing_extra_is_told(
 
 
 def test_models_of_one_name_are_told_apart() -> None:
-    assert _by_name(["runs/soft", Path("new/soft.keras"), "shipped"]) == {
+    assert _by_name(["runs/soft", Path("new/soft.keras"), "photo"]) == {
         "soft": "runs/soft",
         "new/soft.keras": Path("new/soft.keras"),
-        "shipped": "shipped",
+        "photo": "photo",
     }

@@ -16,7 +16,7 @@ from captioner import inference
 from captioner.__main__ import COMMANDS, main
 from captioner.model import Captioner, save_model
 
-SHIPPED = inference.shipped_model()
+SHIPPED = inference.shipped_models()["photo"]
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_a_bad_photo_is_named_and_the_others_are_captioned(
             "Error parsing --beam: no type matching {None}|INT could be instantiated from ['many']",
         ),
         (["caption", __file__, "--beside", "runs/hard"], "for the page of --html FILE: name both"),
-        (["caption", __file__, "--html", "a", "--beside", "shipped"], "takes a second model"),
+        (["caption", __file__, "--html", "a", "--beside", "photo"], "takes a second model"),
         (["evaluate"], "--data PATH is needed"),
         (["evaluate", "--data", "nowhere"], "nowhere does not exist"),
         (["train", "--scores", "dot"], "Unrecognized options: --scores"),
@@ -311,9 +311,13 @@ def test_shipped_model_captions_the_sample_photos_from_a_cold_shell(tmp_path: Pa
     }
 
 
-def test_shipped_model_is_small_and_says_what_it_is() -> None:
-    assert SHIPPED.stat().st_size < 30e6
-    model = inference.load()
-    assert model.about["encoder"] == "efficientnet-lite0"
-    assert model.about["data"] == "flickr8k_coco.jsonl"
+@pytest.mark.parametrize("name", inference.shipped_models())
+def test_shipped_models_are_small_and_say_what_they_are(name: str) -> None:
+    path = inference.shipped_models()[name]
+    assert path.stat().st_size < 30e6
+    card = (path.parent / "MODEL_CARD.md").read_text(encoding="utf-8")
+    assert card.startswith(f"# `{name}`") and "python train.py" in card
+    model = inference.load(name)
+    assert model.about["encoder"].startswith("efficientnet-lite")
+    assert ("coco" in model.about["data"]) == (name == "photo")
     assert model.dtype_policy.name == "float32"

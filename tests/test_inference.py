@@ -257,3 +257,15 @@ def test_only_the_latest_searches_stay_compiled(
         again = captioner.describe(tiny_model, photos[0], max_words=max_words)
     assert again.text == first.text
     assert len(finds) == 3
+
+
+def test_models_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shipped = inference.shipped_models()
+    assert next(iter(shipped)) == "photo" and len(shipped) <= 3
+    assert inference.model_file() == inference.model_file("photo") == shipped["photo"]
+    monkeypatch.chdir(tmp_path)  # where there is a run of that name
+    Path("photo").mkdir()
+    (tmp_path / "photo" / "captioner.keras").touch()
+    assert inference.model_file("photo") == shipped["photo"]
+    own = tmp_path / "photo"
+    assert inference.model_file(own) == own / "captioner.keras"
