@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from captioner.attention import SCORES, Attention, weighted_sum
+from captioner.attention import SCORES, Attention, flat_matmul, weighted_sum
 from captioner.packing import Packing
 from captioner.products import Kernel, late_gradient, product, turned
 
@@ -28,22 +28,25 @@ class Memory(NamedTuple):
 
     Attributes:
         regions: `(B, L, D)`, a_1..a_L of the paper; without attention their mean, `(B, 1, D)`.
+            For search, what each of them gives the LSTM and the word head, `(B, L, 4H + E)`;
+            without attention the word head alone, `(B, 1, E)`.
         keys: `(B, L, A)`, the regions prepared for the score function; without attention what the
             mean region gives the LSTM at every word, `(B, 1, 4H)`.
         hidden_kernel: everything that h_{t-1} is multiplied with, side by side: for the query, the
             gate and the LSTM, `(H, A + 1 + 4H)`; `A` is 0 where queries are compared as they are.
-        context_kernel: of the LSTM, `(D, 4H)`.
+        context_kernel: of the LSTM, `(D, 4H)`; `None` for search, whose regions it is in.
         transposed: `(B, D, L)`, the regions, for the way back of whole captions; else `None`.
     """
 
     regions: Any
     keys: Any
     hidden_kernel: Kernel
-    context_kernel: Kernel
+    context_kernel: Kernel | None
     transposed: Any = None
 
     def for_whole_captions(self) -> "Memory":
         """Prepared for a loop whose kernels get their gradient after it."""
+        assert self.context_kernel is not None
         return self._replace(
             hidden_kernel=self.hidden_kernel.for_late_gradient(),
             context_kernel=self.context_kernel.for_late_gradient(),
@@ -207,16 +210,26 @@ class Decoder(keras.layers.Layer):
             shape=(4 * units,), initializer=_forget_gate_open, name="lstm_bias"
         )
 
-    def begin(
-        self, regions: Any, captions: int = 1, training: bool = False
-    ) -> tuple[Memory, DecoderState]:
-        """What the photo alone decides: keys and the initial state (init-MLPs of section 3.1.2).
+    def begin(self, regions: Any, captions: int = 1) -> tuple[Memory, DecoderState]:
+        """What the photo alone decides, for search: keys and the initial state.
 
         Args:
             regions: `(B, L, D)`.
             captions: `C`, captions to be written per photo.
-            training: whether dropout is on.
         """
+        memory, state = self._begin(regions, captions)
+        # LSTM and word head are linear in the context, a weighted sum of regions, so regions can go
+        # through their kernels first. It is the same, and less to read at every word.
+        given = [self.head_context(memory.regions)]
+        if self.attention is not None:
+            given = [flat_matmul(memory.regions, self.context_kernel), *given]
+        given_by_regions = ops.concatenate(given, axis=-1)
+        return memory._replace(regions=given_by_regions, context_kernel=None), state
+
+    def _begin(
+        self, regions: Any, captions: int, training: bool = False
+    ) -> tuple[Memory, DecoderState]:
+        """Keys and the initial state (init-MLPs of section 3.1.2)."""
         mean = ops.mean(regions, axis=1)  # (B, D)
         # As tensors: a variable inside `product` would get its gradient there.
         context_kernel = tf.identity(self.context_kernel)
@@ -269,7 +282,8 @@ class Decoder(keras.layers.Layer):
                 "the numbers of captions and of words must be known: give tokens a static shape"
             )
         packing = Packing((photos, captions, length), words)
-        memory, state = self.begin(regions, captions, training)
+        memory, state = self._begin(regions, captions, training)
+        assert memory.context_kernel is not None  # as it is for search
         of_context, of_hidden = memory.context_kernel.matrix, memory.hidden_kernel.matrix
         memory = memory.for_whole_captions()
         embedded = self.embedding(packing.pack(tokens))  # (M, E)
@@ -298,7 +312,7 @@ class Decoder(keras.layers.Layer):
             contexts.append(context)
             seen.append(seen_now)
         hidden, context = ops.concatenate(after, axis=0), ops.concatenate(contexts, axis=0)
-        mixed = self._mixed(embedded, hidden, context, training)
+        mixed = self._mixed(embedded, hidden, self.head_context(context), training)
         mixed, place = packing.only_words(mixed)
         logits = self._logits(mixed)
         if words is None:
@@ -366,8 +380,9 @@ class Decoder(keras.layers.Layer):
                 `sampled`; `None` for none of them.
 
         Returns:
-            The new state, the gated context `(N, D)`, and what was seen: alpha `(B, C, L)`, beta
-            `(B, C)`, and of a sampled region log alpha `(B, C)`, by the names of the outputs.
+            The new state, the gated context `(N, D)`, for search what it gives the word head
+            `(N, E)`, and what was seen: alpha `(B, C, L)`, beta `(B, C)`, and of a sampled region
+            log alpha `(B, C)`, by the names of the outputs.
         """
         photos, depth = ops.shape(memory.regions)[0], memory.regions.shape[-1]
         seen: dict[str, Any] = {}
@@ -400,7 +415,11 @@ class Decoder(keras.layers.Layer):
             beta = ops.sigmoid(beta)  # (N, 1): one scalar per word
             context = beta * ops.reshape(context, (-1, depth))
             seen["gate"] = ops.cast(ops.reshape(beta, (photos, -1)), "float32")
-            lstm = lstm + product(context, memory.context_kernel)
+            if memory.context_kernel is None:
+                of_lstm, context = ops.split(context, [4 * self.units], axis=-1)
+            else:
+                of_lstm = product(context, memory.context_kernel)
+            lstm = lstm + of_lstm
         input_gate, forget_gate, candidate, output_gate = ops.split(lstm, 4, axis=-1)
         cell = ops.sigmoid(forget_gate) * state.cell + ops.sigmoid(input_gate) * ops.tanh(candidate)
         hidden = ops.sigmoid(output_gate) * ops.tanh(cell)
@@ -421,10 +440,10 @@ class Decoder(keras.layers.Layer):
             number = ops.reshape(number, ops.shape(log_alpha)[:-1])
         return ops.one_hot(number, regions, dtype="float32")
 
-    def _mixed(self, embedded: Any, hidden: Any, context: Any, training: bool = False) -> Any:
+    def _mixed(self, embedded: Any, hidden: Any, of_context: Any, training: bool = False) -> Any:
         """Deep output layer, eq. 7: `tanh(E y_{t-1} + L_h h_t + L_z z_t)`, rows `(N, E)`."""
         hidden = self.drop_hidden(hidden, training=training)
-        mixed = ops.tanh(embedded + self.head_hidden(hidden) + self.head_context(context))
+        mixed = ops.tanh(embedded + self.head_hidden(hidden) + of_context)
         return self.drop_head(mixed, training=training)
 
     def _logits(self, mixed: Any) -> Any:
