@@ -158,8 +158,9 @@ class TrainingConfig:
     """Epochs without a better dev score before training stops."""
     monitor: Literal["cider", "bleu_4"] = "cider"
     """Score of freely generated dev captions by which the best epoch is chosen."""
-    precision: Literal["auto", "float32", "mixed_bfloat16"] = "auto"
-    """auto: bfloat16 where it is faster here, which is measured, else float32."""
+    precision: Literal["auto", "float32", "mixed_bfloat16", "mixed_float16"] = "auto"
+    """auto: bfloat16 where it is faster here, which is measured, else float32. mixed_float16, for
+    GPUs that have no bfloat16, scales the loss."""
     strategy: Literal["auto", "mirrored", "multiworker"] = "auto"
     """Who shares the work: mirrored, all GPUs of this machine; multiworker, the machines listed in
     TF_CONFIG (docs/many-machines.md); auto, one of the two where there are several."""

@@ -107,6 +107,11 @@ def train(config: TrainConfig, out: Path, *, resume: bool = False) -> Path:
 
 def _train(config: TrainConfig, out: Path, resume: bool, team: Team) -> Path:
     fit = config.training
+    if fit.precision == "mixed_float16" and team.replicas > 1:
+        raise InputError(
+            f"--precision mixed_float16 is for one device, not for {team.replicas}: they would "
+            "skip different steps; give another"
+        )
     if fit.batch_photos % team.replicas:
         raise InputError(
             f"--batch-photos {fit.batch_photos}: {team.replicas} devices share a batch; give a "
@@ -318,7 +323,8 @@ class _Run:
                 fit.encoder_learning_rate / fit.learning_rate,
             )
         self.model.compile(optimizer=optimizer, jit_compile=False)
-        optimizer.build(self.model.trainable_variables)
+        # With float16, Keras has put one that scales the loss around it.
+        self.model.optimizer.build(self.model.trainable_variables)
         self.average = None
         if fit.average:
             self.average = MovingAverage(self.model.trainable_variables, fit.average)

@@ -92,7 +92,7 @@ def test_photos_and_regions_give_the_same(tiny_model: Captioner) -> None:
 @pytest.mark.parametrize(
     ("attention", "self_attention", "dtype"),
     [("soft", 0, "float32"), ("soft", 1, "mixed_bfloat16"), ("hard", 0, "mixed_bfloat16"),
-     ("hard", 1, "float32"), ("none", 0, "mixed_bfloat16")],
+     ("hard", 1, "float32"), ("none", 0, "mixed_bfloat16"), ("hard", 0, "mixed_float16")],
 )  # fmt: skip
 def test_fit_learns_a_caption_per_photo_and_leaves_the_encoder_alone(
     tiny_encoder: keras.Model, dtype: str, attention: str, self_attention: int
