@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 
-.PHONY: demo test clean
+.PHONY: demo test oldest clean
 
 demo: $(VENV)/installed
 	$(VENV)/bin/python -m captioner demo
@@ -13,6 +13,13 @@ test: $(VENV)/installed
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile
 
+# The oldest versions of all libraries that pyproject.toml admits. Theirs are the deprecations.
+oldest: $(VENV)/installed
+	$(VENV)/bin/python -m pip install --quiet uv
+	$(VENV)/bin/uv venv --quiet --clear --python $(VENV)/bin/python $(VENV)-oldest
+	VIRTUAL_ENV=$(VENV)-oldest $(VENV)/bin/uv pip install --quiet --resolution lowest-direct --editable ".[dev]"
+	$(VENV)-oldest/bin/python -m pytest -n 2 --dist loadfile -m "not slow" -W ignore::DeprecationWarning
+
 # The mark is written last, so that an installation that failed is tried again.
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -20,4 +27,4 @@ $(VENV)/installed: pyproject.toml
 	touch $(VENV)/installed
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV)-oldest build *.egg-info .mypy_cache .pytest_cache .ruff_cache
