@@ -102,8 +102,8 @@ class EvaluateCommand:
     out: Path | None = None
     """File for the scores; scores.json in the run folder, when --model is one."""
     html: Path | None = None
-    """File for one page to look at 48 of the photos, spread over the split: captions, maps, and
-    what people wrote."""
+    """File for one page to look at 48 of the photos, spread over the split: captions, the best
+    first, maps, and what people wrote."""
     search: SearchConfig = field(default_factory=SearchConfig)
     messages: MessageOptions = field(default_factory=MessageOptions)
 

@@ -65,7 +65,8 @@ def evaluate(
         model: a `.keras` file or a run folder; `None` for the shipped model `photo`.
         options: how words are chosen.
         out: file for the scores.
-        page: file for a page that shows `PAGE_PHOTOS` of the photos, spread over the split.
+        page: file for a page that shows `PAGE_PHOTOS` of the photos, spread over the split, with
+            their CIDEr, the best first: the good and the bad ones as they come.
 
     Returns:
         The scores, as they are written to `out`; of drawn scenes also `exactly_right`, the share
@@ -117,11 +118,13 @@ def evaluate(
         print(f"scores → {out}")
     if page:
         name = str(model or inference.PHOTO)
+        each = metrics.cider_of_each(candidates, references)
+        order = sorted(whole, key=lambda photo: -each[photo])
         save_page(
-            {name: list(whole.values())},
+            {name: [whole[photo] for photo in order]},
             page,
-            title=f"{name}: {split} of {data.data}",
-            notes=[references[number] for number in whole],
+            title=f"{name}: {split} of {data.data}, best first",
+            notes=[[f"CIDEr {100 * each[one]:.0f}", *references[one]] for one in order],
         )
         log.info(f"page → {page}")
     return report

@@ -81,6 +81,24 @@ def fast_scores(
     return {"bleu_4": bleu[3], "cider": _cider(hypotheses, truths)}
 
 
+def cider_of_each(
+    candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]
+) -> dict[str, float]:
+    """CIDEr-D of every caption, whose mean is that of all: which are good and which are bad.
+
+    Args:
+        candidates: one caption per photo id.
+        references: the photos' own captions, by the same ids.
+
+    Raises:
+        ValueError: no photos, different ids, or a photo without references.
+    """
+    _check(candidates, references)
+    tokens = [_python_tokens(text) for text in _in_order(candidates, references)]
+    hypotheses, truths = _by_photo(tokens, references)
+    return dict(zip(truths, map(float, _ciders(hypotheses, truths)), strict=True))
+
+
 def caption_scores(
     candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]
 ) -> Scores:
@@ -221,9 +239,18 @@ def _bleu(
 
 
 def _cider(hypotheses: Mapping[str, list[str]], truths: Mapping[str, list[str]]) -> float:
+    ciders = _ciders(hypotheses, truths)
+    return float(sum(ciders) / len(ciders))
+
+
+def _ciders(
+    hypotheses: Mapping[str, list[str]], truths: Mapping[str, list[str]]
+) -> Sequence[float]:
+    """Of every photo, in the order of `truths`."""
     if not any(text for texts in truths.values() for text in texts):
-        return 0.0  # pycocoevalcap fails on references without a single token
-    return float(Cider().compute_score(truths, hypotheses)[0])
+        return [0.0] * len(truths)  # pycocoevalcap fails on references without a single token
+    each: Sequence[float] = Cider().compute_score(truths, hypotheses)[1]
+    return each
 
 
 class _JavaError(Exception):

@@ -246,8 +246,11 @@ def test_evaluate(
     assert scores["distinct_captions"] in (1, 2)
     assert "BLEU" in capsys.readouterr().out
     page = page_data(tmp_path / "page.html")
-    assert [photo["name"] for photo in page] == ["b.png", "b.webp"]
-    assert page[0]["notes"] == ["word1 word2", "word1 word2 word3"]
+    assert sorted(photo["name"] for photo in page) == ["b.png", "b.webp"]
+    ciders = [float(photo["notes"][0].removeprefix("CIDEr ")) for photo in page]
+    assert ciders == sorted(ciders, reverse=True)
+    (notes,) = (photo["notes"] for photo in page if photo["name"] == "b.png")
+    assert notes[1:] == ["word1 word2", "word1 word2 word3"]
     assert set(page[0]["captions"][0]["maps"]) == {"alpha", "evidence"}
 
     out = tmp_path / "elsewhere.json"

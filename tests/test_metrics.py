@@ -315,3 +315,14 @@ def test_table():
         "tokeniser ptb-python",
         "note: no METEOR: it needs Java",
     ]
+
+
+def test_cider_of_each_has_the_mean_of_all(no_java):
+    references = {"1": ("a dog runs", "the dog runs fast"), "2": ("a cat sits",), "3": ("a car",)}
+    captions = {"1": "a dog runs", "2": "a bird flies", "3": "a red car"}
+    each = metrics.cider_of_each(captions, references)
+    assert list(each) == ["1", "2", "3"]
+    assert each["1"] > each["3"] > each["2"] >= 0
+    mean = sum(each.values()) / 3
+    assert mean == pytest.approx(metrics.fast_scores(captions, references)["cider"])
+    assert metrics.cider_of_each({"1": "a"}, {"1": ("",)}) == {"1": 0.0}
