@@ -355,6 +355,23 @@ PAPER = TrainConfig(
 PRESETS: dict[str, TrainConfig] = {
     # Measured: see docs/quality.md.
     "default": TrainConfig(),
+    # One after the other they made the shipped model flickr8k-soft: see its card.
+    "flickr8k-soft": TrainConfig(training=TrainingConfig(epochs=12, views=4, average=0.99)),
+    "fine-tune": TrainConfig(
+        training=TrainingConfig(
+            fine_tune=True,
+            epochs=2,
+            learning_rate=2e-4,
+            encoder_learning_rate=1e-4,
+            views=4,
+            average=0.99,
+        )
+    ),
+    "by-score": TrainConfig(
+        training=TrainingConfig(
+            epochs=0, optimize_cider=5, cider_learning_rate=1e-4, views=2, average=0.99
+        )
+    ),
     # The choices of Xu et al. 2015, and where the paper is silent those of its authors' program.
     "paper-soft": PAPER,
     "paper-hard": dataclasses.replace(

@@ -51,7 +51,7 @@ def test_presets() -> None:
     assert preset("paper-hard").model.attention == "hard"
     for config in PRESETS.values():
         assert TrainConfig.from_json(config.to_json()) == config
-    message = "--preset best: choose one of default, paper-soft, paper-hard, small, scenes"
+    message = "--preset best: choose one of default, flickr8k-soft, fine-tune, "
     with pytest.raises(InputError, match=message):
         preset("best")
 
