@@ -29,15 +29,16 @@ class _TwoRates(keras.optimizers.Optimizer):
     def _clip_gradients(self, gradients: list[Any]) -> list[Any]:
         # Keras clips the gradient of every replica and then sums them; here it is the sum that is
         # clipped, as if one device had computed it.
-        summed = self._sum_over_replicas(gradients)
-        return cast(list[Any], super()._clip_gradients(summed))
+        # Dense, because the norm of an embedding's gradient is not that of its rows where a word
+        # occurs more than once.
+        dense = [tf.convert_to_tensor(one) for one in gradients]
+        return cast(list[Any], super()._clip_gradients(self._sum_over_replicas(dense)))
 
     def _sum_over_replicas(self, gradients: list[Any]) -> list[Any]:
         context = tf.distribute.get_replica_context()
         if context is None or context.num_replicas_in_sync == 1:
             return gradients
-        dense = [tf.convert_to_tensor(one) for one in gradients]
-        return list(context.all_reduce(tf.distribute.ReduceOp.SUM, dense))
+        return list(context.all_reduce(tf.distribute.ReduceOp.SUM, gradients))
 
     def _all_reduce_sum_gradients(self, pairs: list[Any]) -> list[Any]:
         return pairs  # done in `_clip_gradients`
