@@ -10,10 +10,11 @@ Keras 3's `fit` fails under `MultiWorkerMirroredStrategy` (keras-team/keras#2058
 """
 
 import contextlib
+import functools
 import json
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
@@ -144,21 +145,19 @@ class Team:
         """The chief's number; every worker must call it."""
         return float(self.all(value)[0])
 
-    @property
+    @functools.cached_property
     def _sum(self) -> Callable[[Any], Any]:
-        if not hasattr(self, "_summing"):
-            strategy = self.strategy
+        strategy = self.strategy
 
-            def each(value: Any) -> Any:
-                context = tf.distribute.get_replica_context()
-                # What is passed in has no device, and is not summed without one.
-                return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(value))
+        def each(value: Any) -> Any:
+            context = tf.distribute.get_replica_context()
+            # What is passed in has no device, and is not summed without one.
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(value))
 
-            def summed(values: Any) -> Any:
-                return strategy.experimental_local_results(strategy.run(each, (values,)))[0]
+        def summed(values: Any) -> Any:
+            return strategy.experimental_local_results(strategy.run(each, (values,)))[0]
 
-            self._summing = tf.function(summed, autograph=False)
-        return self._summing
+        return cast(Callable[[Any], Any], tf.function(summed, autograph=False))
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

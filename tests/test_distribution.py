@@ -55,14 +55,19 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def tf_config(worker: int, ports: tuple[int, ...]) -> str:
+    """Of one of several workers on loopback."""
+    machines = [f"127.0.0.1:{port}" for port in ports]
+    task = {"type": "worker", "index": worker}
+    return json.dumps({"cluster": {"worker": machines}, "task": task})
+
+
 def start(
     out: Path, *options: str, worker: int = 0, ports: tuple[int, ...] = ()
 ) -> subprocess.Popen:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     if ports:
-        machines = [f"127.0.0.1:{port}" for port in ports]
-        task = {"type": "worker", "index": worker}
-        environment["TF_CONFIG"] = json.dumps({"cluster": {"worker": machines}, "task": task})
+        environment["TF_CONFIG"] = tf_config(worker, ports)
     return subprocess.Popen(
         [sys.executable, "train.py", "--out", str(out), *options],
         cwd=PROJECT,
@@ -216,14 +221,15 @@ def test_hard_attention_and_training_by_score_on_two_workers(photos: Path, tmp_p
     )
     processes = []
     for worker in range(2):
-        machines = [f"127.0.0.1:{port}" for port in ports]
-        task = {"type": "worker", "index": worker}
-        tf_config = json.dumps({"cluster": {"worker": machines}, "task": task})
         processes.append(
             subprocess.Popen(
                 [sys.executable, str(script), str(tmp_path), *options],
                 cwd=PROJECT,
-                env={**os.environ, "TF_CONFIG": tf_config, "PYTHONPATH": str(PROJECT)},
+                env={
+                    **os.environ,
+                    "TF_CONFIG": tf_config(worker, ports),
+                    "PYTHONPATH": str(PROJECT),
+                },
                 stderr=subprocess.PIPE,
                 text=True,
             )
@@ -291,13 +297,10 @@ model.fit(data, verbose=0)
     ports = free_ports(2)
     processes = []
     for worker in range(2):
-        machines = [f"127.0.0.1:{port}" for port in ports]
-        task = {"type": "worker", "index": worker}
-        tf_config = json.dumps({"cluster": {"worker": machines}, "task": task})
         processes.append(
             subprocess.Popen(
                 [sys.executable, "-c", script],
-                env={**os.environ, "TF_CONFIG": tf_config},
+                env={**os.environ, "TF_CONFIG": tf_config(worker, ports)},
                 stderr=subprocess.DEVNULL,
             )
         )
