@@ -42,6 +42,7 @@ from captioner.inference import Writer, describe_files
 from captioner.memory import keep_freed_memory
 from captioner.model import Captioner
 from captioner.precision import best_precision, product_seconds
+from captioner.rates import build_optimizer
 from captioner.text import Vocabulary
 
 __all__ = ["Sizes", "bench", "captions", "step_flops"]
@@ -364,7 +365,7 @@ def _steps(
         score=score,
         dtype=best_precision(),
     )
-    optimizer = keras.optimizers.AdamW(1e-4, global_clipnorm=5.0)
+    optimizer = build_optimizer("adamw", 1e-4, weight_decay=1e-4, clip=5.0)
     model.compile(optimizer=optimizer, jit_compile=False)
     model.make_train_function()
     seconds = []
@@ -426,31 +427,35 @@ def _processes(figures: _Figures, sizes: Sizes, photos: Sequence[Path], folder: 
         options = ["--epochs", "1", "--min-count", "1", "--dev-photos", "10"]
         out = str(folder / "runs" / name)
         commands[name] = [*captioner, "train", "--data", str(data), "--out", out, *options]
-    for name, command in commands.items():
-        _, peak = _run(command)
-        if peak is not None:
-            figures.add(f"memory.{name}_peak_mb", [peak])
+    if sys.platform != "win32":  # which does not tell
+        for name, command in commands.items():
+            figures.add(f"memory.{name}_peak_mb", [_peak(command)])
 
 
-def _run(command: Sequence[str]) -> tuple[float, float | None]:
-    """Seconds that a process takes, and the most memory it held in MB, where that is told."""
+def _run(command: Sequence[str]) -> tuple[float, str]:
+    """Seconds that a process takes, and what it writes to stdout."""
     started = time.perf_counter()
-    peak = None
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
-        if sys.platform == "win32":
-            process.wait()
-        else:
-            _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-            # ru_maxrss is in bytes there, in kB elsewhere.
-            peak = usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
-        seconds = time.perf_counter() - started
-        if process.returncode:
-            errors.seek(0)
-            said = errors.read().decode(errors="replace")
-            raise RuntimeError(f"{' '.join(command)}: {said[-2000:]}")
-    return seconds, peak
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    seconds = time.perf_counter() - started
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr[-2000:]}")
+    return seconds, done.stdout
+
+
+def _peak(command: Sequence[str]) -> float:
+    """The most memory in MB that a process holds.
+
+    Linux counts for a process what its parent holds while starting it, too, and this one may hold
+    more than what is measured: so a small one starts it.
+    """
+    script = (
+        "import resource, subprocess, sys; "
+        "subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, check=True); "
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    )
+    _, told = _run([sys.executable, "-c", script, *command])
+    # In bytes there, in kB elsewhere.
+    return int(told) / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def _timed(action: Callable[[], object], repeats: int) -> list[float]:

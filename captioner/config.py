@@ -116,8 +116,8 @@ class TrainingConfig:
 
     start_from: Path | None = None
     """A trained model of the same sizes to start with, its weights and vocabulary: a .keras file, a
-    run folder, or a shipped model by name, as "photo". To fine-tune it on other photos, to train it
-    by score, or to let hard attention learn."""
+    run folder, or a shipped model by name, as "photo". To fine-tune it on other photos, whose words
+    it learns beside its own, to train it by score, or to let hard attention learn."""
     fine_tune: bool = False
     """Whether the encoder is trained as well, on photos instead of kept regions. Slower, and of use
     only once the rest has learned: with --start-from."""

@@ -454,6 +454,14 @@ class Decoder(keras.layers.Layer):
         vectors = turned(ops.cast(vectors, self.compute_dtype))
         return ops.matmul(mixed, vectors) + self.word_bias
 
+    @property
+    def by_word(self) -> list[tuple[Any, int]]:
+        """Weights that have a part for every word, and the axis on which the words stand."""
+        if self.head_words is None:
+            return [(self.embedding.embeddings, 0), (self.word_bias, 0)]
+        head = self.head_words
+        return [(self.embedding.embeddings, 0), (head.kernel, 1), (head.bias, 0)]
+
     def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),

@@ -395,9 +395,21 @@ class Captioner(keras.Model):
         return twin
 
     def take_weights(self, other: "Captioner") -> None:
-        """Copies what was learned from `other`, a model of the same shape."""
+        """Copies what was learned from `other`, a model of the same shape.
+
+        The vocabulary may have grown at its end. Of a new word all weights are the mean of those of
+        the known words: a stranger is then no likelier than an average word, whatever the state
+        (Hewitt 2021, "Initializing New Word Embeddings for Pretrained Language Models").
+        """
+        new = len(self.vocabulary) - len(other.vocabulary)
+        axes = {id(weight): axis for weight, axis in self.decoder.by_word} if new > 0 else {}
         for mine, theirs in zip(self.learned, other.learned, strict=True):
             for weight, value in zip(mine.weights, theirs.weights, strict=True):
+                axis = axes.get(id(weight))
+                if axis is not None:
+                    known = ops.convert_to_numpy(value)
+                    mean = known.mean(axis=axis, keepdims=True)
+                    value = np.concatenate([known, np.repeat(mean, new, axis)], axis)
                 weight.assign(value)
 
 

@@ -184,6 +184,18 @@ class Vocabulary:
         kept.sort(key=lambda word: (-counts[word], word))
         return cls([word for word in kept if word not in SPECIAL_TOKENS][:max_words], segmenter)
 
+    def extended(self, other: "Vocabulary", max_words: int | None = None) -> "Vocabulary":
+        """This one, its ids unchanged, and after its words those that only `other` has.
+
+        Args:
+            other: where more words are taken from, in their order.
+            max_words: no word is added beyond this many, special tokens not counted.
+        """
+        mine = self.words[len(SPECIAL_TOKENS) :]
+        more = [word for word in other.words if word not in self._ids]
+        room = None if max_words is None else max(max_words - len(mine), 0)
+        return Vocabulary([*mine, *more[:room]], self.segmenter)
+
     def __len__(self) -> int:
         return len(self.words)
 

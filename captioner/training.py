@@ -142,21 +142,16 @@ def _train(config: TrainConfig, out: Path, resume: bool, team: Team) -> Path:
         own = resume and (out / RUN_MODEL).is_file()
         with team.strategy.scope():
             start = load(out if own else config.training.start_from)
-    if start is not None:  # its words are the only ones that its weights know
-        vocabulary, whose = start.vocabulary, f"that of {config.training.start_from}"
-    else:
-        whose = "from train"
-        vocabulary = Vocabulary.build(
-            (caption for example in train_examples for caption in example.captions),
-            min_count=config.vocabulary.min_count,
-            max_words=config.vocabulary.max_vocabulary,
-            segmenter=config.vocabulary.segmenter,
-        )
+    vocabulary = _vocabulary(config, start, train_examples)
     if len(vocabulary) == 4:
         raise InputError(
             f"{data.root}: no word stands in train {config.vocabulary.min_count} times or more; "
             "lower --min-count"
         )
+    whose = "from train"
+    if start:
+        new = len(vocabulary) - len(start.vocabulary)
+        whose = f"those of {fit.start_from}" + (f" and {new:,} more from train" if new else "")
     log.info(f"vocabulary: {len(vocabulary):,} words, {whose}")
     backbone = config.model
     if start is None:
@@ -209,6 +204,22 @@ def _train(config: TrainConfig, out: Path, resume: bool, team: Team) -> Path:
     if team.is_chief:
         run.write_samples()
     return out / RUN_MODEL
+
+
+def _vocabulary(
+    config: TrainConfig, start: Captioner | None, train_examples: Sequence[Example]
+) -> Vocabulary:
+    """The words of train, after those of the model that is started from."""
+    options = config.vocabulary
+    if start and not config.training.epochs:  # by score, what was never learned is never written
+        return start.vocabulary
+    words = Vocabulary.build(
+        (caption for example in train_examples for caption in example.captions),
+        min_count=options.min_count,
+        max_words=options.max_vocabulary,
+        segmenter=start.vocabulary.segmenter if start else options.segmenter,
+    )
+    return start.vocabulary.extended(words, options.max_vocabulary) if start else words
 
 
 def _stores(

@@ -44,6 +44,26 @@ def loss_by_hand(model: Captioner, y: np.ndarray, outputs: dict[str, np.ndarray]
     return total / words
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_grown_vocabulary_leaves_known_words_as_they_were(
+    tiny_encoder: keras.Model, tied: bool
+) -> None:
+    words, sizes = [f"w{i}" for i in range(13)], (11, 5, 3)
+    small, large = (
+        Captioner(tiny_encoder, known, "stretch", "none", *sizes, tied=tied)
+        for known in (words, [*words, "new", "newer"])
+    )
+    for layer in small.learned:
+        for weight in layer.weights:
+            weight.assign(np.random.default_rng(list(weight.shape)).normal(size=weight.shape))
+    large.take_weights(small)
+    x = {"photos": PHOTOS, "tokens": TOKENS[:, :, :-1]}
+    before, after = (np.asarray(model(x)["logits"]) for model in (small, large))
+    np.testing.assert_allclose(after[..., :V], before, rtol=1e-5, atol=1e-5)
+    mean = np.repeat(before.mean(axis=-1, keepdims=True), 2, -1)
+    np.testing.assert_allclose(after[..., V:], mean, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("regularizer", [0.0, 1.0, 2.5])
 def test_loss_is_the_papers_and_pads_count_for_nothing(
     tiny_encoder: keras.Model, regularizer: float

@@ -105,6 +105,13 @@ def test_vocabulary_keeps_how_captions_are_split() -> None:
         assert vocabulary.decode(vocabulary.encode("草地")) == tuple(vocabulary.split("草地"))
 
 
+def test_an_extended_vocabulary_keeps_its_ids() -> None:
+    known, other = Vocabulary(["dog", "a"]), Vocabulary(["a", "cat", "boat"])
+    assert known.extended(other).words == (*known.words, "cat", "boat")
+    assert known.extended(other, 3).words == (*known.words, "cat")
+    assert known.extended(other, 1).words == known.words
+
+
 def test_vocabulary_refuses_doubles() -> None:
     with pytest.raises(ValueError, match=r"twice in the vocabulary: \['dog'\]"):
         Vocabulary(["dog", "cat", "dog"])

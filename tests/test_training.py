@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import itertools
 import json
 import logging
 import signal
@@ -309,6 +310,31 @@ def test_start_from_a_trained_model(photos: Path, finished: Path, tmp_path: Path
     wider = dataclasses.replace(fine, model=dataclasses.replace(fine.model, units=13))
     with pytest.raises(InputError, match="its layers have other shapes; give --units"):
         train(wider, tmp_path / "wider")
+
+
+def test_start_from_learns_the_words_of_other_photos(
+    finished: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for number in range(9):
+        Image.new("RGB", (60, 60), "yellow").save(tmp_path / f"{number}.png")
+        (tmp_path / f"{number}.txt").write_text("a yellow wall\nyellow cheese\n")
+    start = captioner.load(finished)
+    run = tmp_path / "runs" / "more"
+    scores = itertools.count()  # one dev photo has no CIDEr: that the last epoch is kept
+    monkeypatch.setattr(
+        training._Run, "score_dev", lambda self: {"bleu_4": 0.0, "cider": float(next(scores))}
+    )
+    options = config(tmp_path, epochs=30, start_from=finished, views=1)
+    with caplog.at_level(logging.INFO, "captioner"):
+        train(options, run)
+    model = captioner.load(run)
+    known = len(start.vocabulary)
+    assert model.vocabulary.words == (*start.vocabulary.words, "yellow", "cheese")
+    assert f"{known + 2} words, those of {finished} and 2 more from train" in caplog.text
+    assert "yellow" in captioner.describe(model, tmp_path / "0.png").words
 
 
 def test_early_stopping(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
