@@ -133,6 +133,9 @@ class TrainingConfig:
     is above that of the photo's others become likelier (self-critical training)."""
     cider_samples: int = 5
     """With --optimize-cider: captions sampled per photo."""
+    cider_likelihood: float = 0.0
+    """With --optimize-cider: weight of the likelihood of people's captions beside the score. It
+    keeps captions from becoming short and alike; 0 is the score alone."""
     cider_learning_rate: float = 5e-5
     """With --optimize-cider: the learning rate."""
     views: int = 1

@@ -31,6 +31,8 @@ class SelfCritical:
         seed: decides with the number of the batch what is drawn.
         longest: called with the number of words of a batch, gives how many it is to have: for
             processes that train together, which must have batches of one shape.
+        likelihood: weight of people's captions, which stand beside the sampled ones where it is
+            above 0: as if each were better than the others by so much CIDEr-D.
     """
 
     def __init__(
@@ -41,23 +43,28 @@ class SelfCritical:
         max_words: int,
         seed: int,
         longest: Callable[[int], int] = int,
+        likelihood: float = 0.0,
     ) -> None:
         self._batches, self._writer, self._longest = batches, writer, longest
         self._samples, self._max_words, self._seed = samples, max_words, seed
+        self._likelihood = likelihood
+        people = max(map(len, batches.captions)) if likelihood else 0
+        self._rows = samples + people
         self._reward = CiderReward(
             [[caption[1:] for caption in captions] for captions in batches.captions]
         )
 
     def batch(self, index: int, number: int) -> tuple[Any, np.ndarray, np.ndarray, float]:
-        """A batch as for `fit`, of sampled captions.
+        """A batch as for `fit`, of sampled captions and, with `likelihood`, people's: `R` a photo.
 
         Args:
             index: of the batch among those left of the epoch.
             number: of the batch since training began: decides what is drawn.
 
         Returns:
-            `x`, `y`, the advantages `(B, K)` as their weights, and the mean CIDEr-D, a fraction as
-            in `captioner.metrics`. Photos that fill up the last batch have no words and weight 0.
+            `x`, `y`, the weights `(B, R)`, advantages of what was sampled, and the mean CIDEr-D, a
+            fraction as in `captioner.metrics`. Photos that fill up the last batch have no words and
+            weight 0.
         """
         x, _ = self._batches[index]
         photos = self._batches.photos(index)
@@ -70,26 +77,35 @@ class SelfCritical:
         )
         regions = x["regions"][: len(photos)]
         found = self._writer.write(regions, options) if len(photos) else []
-        rewards = np.zeros((len(x["regions"]), self._samples), np.float32)
-        captions = []
-        for place, (photo, hypotheses) in enumerate(zip(photos, found, strict=True)):
-            # In order of falling length, as `Batches` has them.
-            hypotheses = sorted(hypotheses, key=lambda one: -len(one.tokens) - one.finished)
-            rows = [[*one.tokens, *([END] if one.finished else [])] for one in hypotheses]
-            rewards[place] = [
+        captions, rewards = [], []
+        for photo, hypotheses in zip(photos, found, strict=True):
+            sampled = [[*one.tokens, *([END] if one.finished else [])] for one in hypotheses]
+            scores = [
                 0.0 if _stutters(one.tokens) else self._reward(photo, row)
-                for one, row in zip(hypotheses, rows, strict=True)
+                for one, row in zip(hypotheses, sampled, strict=True)
             ]
-            captions.append(rows)
-        length = self._longest(padded_length(max((len(rows[0]) for rows in captions), default=1)))
-        tokens = np.full((*rewards.shape, length + 1), PAD, np.int32)
+            weighted = list(zip(sampled, _advantages(scores), strict=True))
+            if self._likelihood:
+                people = self._batches.captions[photo]
+                weighted += [(row[1:], self._likelihood) for row in people]
+            # In order of falling length, as `Batches` has them.
+            captions.append(sorted(weighted, key=lambda one: -len(one[0])))
+            rewards += scores
+        longest = max((len(rows[0][0]) for rows in captions), default=1)
+        length = self._longest(padded_length(longest))
+        tokens = np.full((len(x["regions"]), self._rows, length + 1), PAD, np.int32)
+        weights = np.zeros(tokens.shape[:2], np.float32)
         tokens[: len(photos), :, 0] = START
         for place, rows in enumerate(captions):
-            for slot, row in enumerate(rows):
+            for slot, (row, weight) in enumerate(rows):
                 tokens[place, slot, 1 : len(row) + 1] = row
+                weights[place, slot] = weight
         x = {"regions": x["regions"], "tokens": tokens[:, :, :-1]}
-        mean = float(rewards[: len(photos)].mean()) if len(photos) else 0.0
-        return x, tokens[:, :, 1:], np.asarray(advantages(rewards)), mean
+        return x, tokens[:, :, 1:], weights, float(np.mean(rewards)) if rewards else 0.0
+
+
+def _advantages(scores: Sequence[float]) -> list[float]:
+    return np.asarray(advantages(np.array([scores], np.float32)))[0].tolist()
 
 
 def _stutters(tokens: Sequence[int]) -> bool:

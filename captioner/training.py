@@ -397,6 +397,7 @@ class _Run:
             max_words,
             fit.seed + self.team.worker,
             lambda length: int(self.team.all(length).max()),
+            fit.cider_likelihood,
         )
 
         def learn(watcher: "_Watcher") -> None:

@@ -90,6 +90,23 @@ def test_a_batch_holds_sampled_captions_with_their_advantages(
             assert not weights[1].any()
 
 
+def test_people_s_captions_may_stand_beside_them(tiny_model: Captioner, batches: Batches) -> None:
+    writer = Writer(tiny_model)
+    alone = SelfCritical(batches, writer, 5, 7, seed=2).batch(0, 0)
+    _, y, weights, mean = SelfCritical(batches, writer, 5, 7, 2, likelihood=0.25).batch(0, 0)
+    assert y.shape[:2] == weights.shape == (2, 5 + 2)
+    assert mean == alone[3]
+    for place, photo in enumerate(batches.photos(0)):
+        rows = [tuple(row[row != PAD].tolist()) for row in y[place]]
+        assert sorted(rows, key=len, reverse=True) == rows
+        people = [(tuple(row[1:]), 0.25) for row in batches.captions[photo]]
+        rest = sorted(zip(rows, weights[place].tolist(), strict=True))
+        for one in people:
+            rest.remove(one)
+        drawn = [tuple(row[row != PAD].tolist()) for row in alone[1][place]]
+        assert rest == sorted(zip(drawn, alone[2][place].tolist(), strict=True))
+
+
 def test_what_is_drawn_depends_on_seed_and_number_alone(
     tiny_model: Captioner, batches: Batches
 ) -> None:
