@@ -14,11 +14,12 @@ test: $(VENV)/installed
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile
 
 # The oldest versions of all libraries that pyproject.toml admits. Theirs are the deprecations.
+TESTS ?= tests
 oldest: $(VENV)/installed
 	$(VENV)/bin/python -m pip install --quiet uv
 	$(VENV)/bin/uv venv --quiet --clear --python $(VENV)/bin/python $(VENV)-oldest
 	VIRTUAL_ENV=$(VENV)-oldest $(VENV)/bin/uv pip install --quiet --resolution lowest-direct --editable ".[dev]"
-	$(VENV)-oldest/bin/python -m pytest -n 2 --dist loadfile -m "not slow" -W ignore::DeprecationWarning
+	$(VENV)-oldest/bin/python -m pytest -n 2 --dist loadfile -m "not slow" -W ignore::DeprecationWarning $(TESTS)
 
 # The mark is written last, so that an installation that failed is tried again.
 $(VENV)/installed: pyproject.toml

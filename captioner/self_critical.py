@@ -15,7 +15,7 @@ from captioner.cider import CiderReward
 from captioner.config import SearchConfig
 from captioner.inference import Writer
 from captioner.reinforce import advantages
-from captioner.text import END, PAD, START
+from captioner.text import END, PAD, START, UNKNOWN
 
 __all__ = ["SelfCritical"]
 
@@ -86,8 +86,10 @@ class SelfCritical:
             ]
             weighted = list(zip(sampled, _advantages(scores), strict=True))
             if self._likelihood:
-                people = self._batches.captions[photo]
-                weighted += [(row[1:], self._likelihood) for row in people]
+                for person in self._batches.captions[photo]:
+                    row = person[1:]
+                    if UNKNOWN not in row:  # which is never written, so never likely
+                        weighted.append((row, self._likelihood))
             # In order of falling length, as `Batches` has them.
             captions.append(sorted(weighted, key=lambda one: -len(one[0])))
             rewards += scores

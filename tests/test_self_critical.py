@@ -13,7 +13,7 @@ from captioner.inference import Writer
 from captioner.model import Captioner
 from captioner.reinforce import advantages
 from captioner.self_critical import SelfCritical, _stutters
-from captioner.text import END, NEVER_WRITTEN, PAD, START
+from captioner.text import END, NEVER_WRITTEN, PAD, START, UNKNOWN
 
 
 class Regions:
@@ -29,7 +29,7 @@ class Regions:
 
 CAPTIONS = [
     ("word1 word2 word3", "word1 word2 word3 word4"),
-    ("word5 word6 word7", "word5 word7"),
+    ("word5 word6 word7", "word5 unheard word7"),
     ("word8 word9 word1", "word8 word9"),
 ]
 
@@ -99,8 +99,8 @@ def test_people_s_captions_may_stand_beside_them(tiny_model: Captioner, batches:
     for place, photo in enumerate(batches.photos(0)):
         rows = [tuple(row[row != PAD].tolist()) for row in y[place]]
         assert sorted(rows, key=len, reverse=True) == rows
-        people = [(tuple(row[1:]), 0.25) for row in batches.captions[photo]]
-        rest = sorted(zip(rows, weights[place].tolist(), strict=True))
+        people = [(tuple(row[1:]), 0.25) for row in batches.captions[photo] if UNKNOWN not in row]
+        rest = sorted(one for one in zip(rows, weights[place].tolist(), strict=True) if one[0])
         for one in people:
             rest.remove(one)
         drawn = [tuple(row[row != PAD].tolist()) for row in alone[1][place]]
