@@ -433,7 +433,7 @@ def _with_half_weights(path: Path) -> Path:
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(small, "w") as target:
         for name in source.namelist():
             if not name.endswith(".weights.h5"):
-                target.writestr(source.getinfo(name), source.read(name))
+                target.writestr(name, source.read(name), zipfile.ZIP_DEFLATED)
                 continue
             with (
                 source.open(name) as stream,
@@ -469,7 +469,7 @@ def save_decoding(path: Path, decoding: dict[str, Any]) -> None:
                 config = json.loads(content)
                 config["config"]["decoding"] = decoding
                 content = json.dumps(config).encode()
-            target.writestr(member, content)
+            target.writestr(member.filename, content, member.compress_type)
 
 
 def load_model(path: Path) -> Captioner:
