@@ -57,8 +57,8 @@ class TrainCommand:
     resume: bool = False
     """Go on with the run in --out, with its options."""
     preset: str = "default"
-    """Options to start from, which other options change: default, flickr8k-soft, fine-tune,
-    by-score, paper-soft, paper-hard, small, scenes."""
+    """Options to start from, which other options change: default, photo, flickr8k-soft,
+    fine-tune, flickr8k-hard, by-score, paper-soft, paper-hard, small, scenes."""
     data: DataConfig = field(default_factory=DataConfig)
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

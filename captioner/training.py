@@ -142,6 +142,9 @@ def _train(config: TrainConfig, out: Path, resume: bool, team: Team) -> Path:
         own = resume and (out / RUN_MODEL).is_file()
         with team.strategy.scope():
             start = load(out if own else config.training.start_from)
+        # Its encoder is gone on with, whatever the options say: they shall say so, too.
+        name = start.about.get("encoder", config.model.encoder)
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, encoder=name))
     vocabulary = _vocabulary(config, start, train_examples)
     if len(vocabulary) == 4:
         raise InputError(
@@ -369,10 +372,8 @@ class _Run:
         if fit.optimize_cider:
             self._train_by_score()
         best = self.progress
-        log.info(
-            f"best: epoch {best.best_epoch + 1}, dev {fit.monitor} {100 * best.best:.1f} (greedy) "
-            f"→ {self.out / RUN_MODEL}"
-        )
+        why = "" if fit.monitor == "none" else f", dev {fit.monitor} {100 * best.best:.1f} (greedy)"
+        log.info(f"best: epoch {best.best_epoch + 1}{why} → {self.out / RUN_MODEL}")
 
     def _train_by_score(self) -> None:
         """Goes on from the best epoch so far, by the CIDEr-D of sampled captions."""
@@ -464,7 +465,8 @@ class _Run:
             "captions_per_second": self.batches.number_of_captions() / trained,
             "seconds": trained + time.monotonic() - started,
         }
-        value = scores[fit.monitor]
+        # Of no score, every epoch is better than those before.
+        value = scores.get(fit.monitor, float(progress.epoch))
         # A model that was trained as if soft is not the hard one that was asked for.
         was_soft = self._is_hard and 0 < progress.epoch == fit.soft_epochs
         best = float("-inf") if was_soft else progress.best

@@ -161,11 +161,11 @@ def test_a_bad_photo_is_named_and_the_others_are_captioned(
         (["train", "--scores", "dot"], "Unrecognized options: --scores"),
         (
             ["train", "--preset", "best"],
-            "choose one of default, flickr8k-soft, fine-tune, ",
+            "choose one of default, photo, flickr8k-soft, fine-tune, ",
         ),
         (
             ["compare", "--preset", "best"],
-            "choose one of default, flickr8k-soft, fine-tune, ",
+            "choose one of default, photo, flickr8k-soft, fine-tune, ",
         ),
         (["train", "--score", "best"], "Expected one of"),
         (["draw"], "no command 'draw': choose one of train, caption"),

@@ -48,10 +48,11 @@ def test_what_is_no_configuration_is_refused(text: str, message: str) -> None:
 def test_presets() -> None:
     assert preset("default") == TrainConfig()
     assert preset("paper-soft").model.encoder == preset("paper-hard").model.encoder == "vgg19"
-    assert preset("paper-hard").model.attention == "hard"
+    assert preset("paper-hard").model.attention == preset("flickr8k-hard").model.attention == "hard"
+    assert {"photo", "flickr8k-soft", "flickr8k-hard"} < set(PRESETS)  # as the shipped models
     for config in PRESETS.values():
         assert TrainConfig.from_json(config.to_json()) == config
-    message = "--preset best: choose one of default, flickr8k-soft, fine-tune, "
+    message = "--preset best: choose one of default, photo, flickr8k-soft, fine-tune, "
     with pytest.raises(InputError, match=message):
         preset("best")
 

@@ -348,6 +348,20 @@ def test_early_stopping(photos: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert captioner.load(tmp_path / "run").about["epoch"] == 2
 
 
+def test_the_last_epoch_may_be_kept(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scores = iter([0.9, 0.1, 0.3])
+    monkeypatch.setattr(
+        training._Run, "score_dev", lambda self: {"bleu_4": 0.0, "cider": next(scores)}
+    )
+    with caplog.at_level(logging.INFO, "captioner"):
+        train(config(photos, epochs=3, patience=1, monitor="none"), tmp_path / "run")
+    about = captioner.load(tmp_path / "run").about
+    assert (about["epoch"], about["dev"]["cider"]) == (3, 0.3)
+    assert "best: epoch 3 →" in caplog.text
+
+
 def test_errors_come_before_anything_is_written(
     photos: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
