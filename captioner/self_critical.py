@@ -77,37 +77,37 @@ class SelfCritical:
         )
         regions = x["regions"][: len(photos)]
         found = self._writer.write(regions, options) if len(photos) else []
-        captions, rewards = [], []
-        for photo, hypotheses in zip(photos, found, strict=True):
-            sampled = [[*one.tokens, *([END] if one.finished else [])] for one in hypotheses]
-            scores = [
+        sampled = [
+            [[*one.tokens, *([END] if one.finished else [])] for one in hypotheses]
+            for hypotheses in found
+        ]
+        rewards = np.zeros((len(photos), self._samples), np.float32)
+        for place, photo in enumerate(photos):
+            rewards[place] = [
                 0.0 if _stutters(one.tokens) else self._reward(photo, row)
-                for one, row in zip(hypotheses, sampled, strict=True)
+                for one, row in zip(found[place], sampled[place], strict=True)
             ]
-            weighted = list(zip(sampled, _advantages(scores), strict=True))
-            if self._likelihood:
-                for person in self._batches.captions[photo]:
-                    row = person[1:]
-                    if UNKNOWN not in row:  # which is never written, so never likely
-                        weighted.append((row, self._likelihood))
+        captions: list[list[tuple[list[int], float]]] = []
+        for photo, rows, better in zip(
+            photos, sampled, np.asarray(advantages(rewards)), strict=True
+        ):
+            weighted = list(zip(rows, better, strict=True))
+            if self._likelihood:  # what is never written is never likely: no unknown words
+                people = [row[1:] for row in self._batches.captions[photo] if UNKNOWN not in row]
+                weighted += [(row, self._likelihood) for row in people]
             # In order of falling length, as `Batches` has them.
             captions.append(sorted(weighted, key=lambda one: -len(one[0])))
-            rewards += scores
-        longest = max((len(rows[0][0]) for rows in captions), default=1)
+        longest = max((len(one[0][0]) for one in captions), default=1)
         length = self._longest(padded_length(longest))
         tokens = np.full((len(x["regions"]), self._rows, length + 1), PAD, np.int32)
         weights = np.zeros(tokens.shape[:2], np.float32)
         tokens[: len(photos), :, 0] = START
-        for place, rows in enumerate(captions):
-            for slot, (row, weight) in enumerate(rows):
+        for place, weighted in enumerate(captions):
+            for slot, (row, weight) in enumerate(weighted):
                 tokens[place, slot, 1 : len(row) + 1] = row
                 weights[place, slot] = weight
         x = {"regions": x["regions"], "tokens": tokens[:, :, :-1]}
-        return x, tokens[:, :, 1:], weights, float(np.mean(rewards)) if rewards else 0.0
-
-
-def _advantages(scores: Sequence[float]) -> list[float]:
-    return np.asarray(advantages(np.array([scores], np.float32)))[0].tolist()
+        return x, tokens[:, :, 1:], weights, float(rewards.mean()) if len(photos) else 0.0
 
 
 def _stutters(tokens: Sequence[int]) -> bool:

@@ -31,7 +31,7 @@ from captioner.config import SearchConfig, TrainConfig
 from captioner.curves import save_curves
 from captioner.datasets import Example
 from captioner.distribution import Team
-from captioner.encoders import build_encoder, image_size_of
+from captioner.encoders import ENCODERS, build_encoder, image_size_of
 from captioner.errors import InputError, refuse_newer
 from captioner.features import Squares, extract, load_squares
 from captioner.files import replacing, write_text
@@ -142,9 +142,12 @@ def _train(config: TrainConfig, out: Path, resume: bool, team: Team) -> Path:
         own = resume and (out / RUN_MODEL).is_file()
         with team.strategy.scope():
             start = load(out if own else config.training.start_from)
-        # Its encoder is gone on with, whatever the options say: they shall say so, too.
-        name = start.about.get("encoder", config.model.encoder)
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, encoder=name))
+        # Its encoder is gone on with, whatever the options say: they shall say so, too. A file of a
+        # stranger may say anything, and a folder is named after it.
+        name = start.about.get("encoder")
+        if isinstance(name, str) and name in ENCODERS:
+            model = dataclasses.replace(config.model, encoder=name)
+            config = dataclasses.replace(config, model=model)
     vocabulary = _vocabulary(config, start, train_examples)
     if len(vocabulary) == 4:
         raise InputError(

@@ -12,14 +12,14 @@ def test_late_gradients_are_those_of_every_step_added_up(compiled: bool) -> None
     random = np.random.default_rng(4)
     # T=3 steps, N=2 rows, K=5 inputs, M=7
     x, added, first, second = (
-        tf.constant(random.normal(size=size), tf.float32)
+        tf.constant(random.normal(size=size))  # float64: rounding is not what is tested
         for size in ((3, 2, 5), (6, 7), (5, 7), (7, 7))
     )
 
     def loss(late: bool) -> tuple[tf.Tensor, list[tf.Tensor]]:
         with tf.GradientTape() as tape:
             tape.watch([x, added, first, second])
-            inputs, before, states = [], [], [tf.zeros((2, 7))]
+            inputs, before, states = [], [], [tf.zeros((2, 7), tf.float64)]
             offsets = added
             if late:
                 offsets = late_gradient(offsets, first, inputs)
@@ -33,11 +33,11 @@ def test_late_gradients_are_those_of_every_step_added_up(compiled: bool) -> None
                 else:
                     row += now @ first + states[-1] @ second
                 states.append(tf.tanh(row))
-            total = tf.reduce_sum(tf.stack(states[1:]) ** 2 * tf.range(1.0, 8.0))
+            total = tf.reduce_sum(tf.stack(states[1:]) ** 2 * tf.range(1.0, 8.0, dtype=tf.float64))
         return total, tape.gradient(total, [x, added, first, second])
 
     run = tf.function(loss, autograph=False) if compiled else loss
     (value, gradients), (plain, expected) = run(True), run(False)
-    np.testing.assert_allclose(value, plain, rtol=1e-6)
+    np.testing.assert_allclose(value, plain, rtol=1e-12)
     for mine, other in zip(gradients, expected, strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(mine, other, rtol=1e-10, atol=1e-12)

@@ -28,6 +28,7 @@ from captioner.config import (
     VocabularyConfig,
 )
 from captioner.errors import InputError
+from captioner.model import save_model
 from captioner.training import train
 
 COLOURS = ("red", "green", "blue", "white", "black", "orange", "purple")
@@ -335,6 +336,24 @@ def test_start_from_learns_the_words_of_other_photos(
     assert model.vocabulary.words == (*start.vocabulary.words, "yellow", "cheese")
     assert f"{known + 2} words, those of {finished} and 2 more from train" in caplog.text
     assert "yellow" in captioner.describe(model, tmp_path / "0.png").words
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [("efficientnet-lite2", "efficientnet-lite2"), ("../../x", "efficientnet-lite0"), (7, None)],
+)
+def test_the_encoder_of_a_start_is_named_but_not_believed(
+    photos: Path, finished: Path, tmp_path: Path, told: object, expected: str | None
+) -> None:
+    start = captioner.load(finished)
+    start.about["encoder"] = told
+    save_model(start, tmp_path / "start.keras")
+    run = tmp_path / "a" / "b" / "run"
+    train(config(photos, epochs=1, start_from=tmp_path / "start.keras"), run)
+    saved = json.loads((run / "config.json").read_text())["model"]["encoder"]
+    assert saved == (expected or "efficientnet-lite0")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "start.keras"]
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["b"]
 
 
 def test_early_stopping(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
