@@ -50,6 +50,17 @@ class Packing:
         sizes = tf.stack([self.photos * count for count in self.counts])
         return tf.split(packed, sizes, num=self.length)
 
+    def by_photo(self, packed: Any) -> Any:
+        """Packed rows `(M, K)` photo by photo, `(B, C_1 + … + C_T, K)`, step after step."""
+        width = packed.shape[-1]
+        steps = [tf.reshape(x, (self.photos, -1, width)) for x in self.steps(packed)]
+        return tf.concat(steps, axis=1)
+
+    def from_photos(self, rows: Any) -> Any:
+        """Rows in the order of `by_photo` as packed ones."""
+        steps = tf.split(rows, tf.stack(self.counts), axis=1, num=self.length)
+        return tf.concat([tf.reshape(x, (-1, rows.shape[-1])) for x in steps], axis=0)
+
     def narrowed(self, rows: Any, step: int) -> Any:
         """Rows `(B * C_{t-1}, K)` of the step before, without the captions that have ended."""
         if self.words is None:

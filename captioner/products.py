@@ -1,12 +1,12 @@
 """Products of a loop: what multiplies at every step is prepared once, its gradient made once."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 from keras import ops
 
-__all__ = ["Kernel", "late_gradient", "product", "turned"]
+__all__ = ["Kernel", "late_gradient", "late_values", "product", "turned"]
 
 
 class Kernel(NamedTuple):
@@ -78,3 +78,30 @@ def late_gradient(added: Any, kernel: Any, inputs: Sequence[Any]) -> Any:
         return added, gradient
 
     return tie(added, kernel)
+
+
+def late_values(
+    added: Any, values: Any, weights: Sequence[Any], by_source: Callable[[Any], Any]
+) -> Any:
+    """`added` itself, which takes the gradient of values along that a loop weighs and sums.
+
+    As `late_gradient`, for products with a matrix per source (photo): the gradient of all values
+    is one product per source instead of one at every step.
+
+    Args:
+        added: `(M, W)`: what is added to the loop's weighted sums, the rows of all steps, packed.
+        values: `(B, L, W)`; in the loop they are used without their gradient.
+        weights: a list that the loop fills: step `t` weighs the values by `weights[t] (B, C_t, L)`.
+        by_source: brings rows `(M, W)` into the order `(B, C_1 + … + C_T, W)`.
+    """
+
+    @ops.custom_gradient
+    def tie(added: Any, values: Any) -> Any:
+        def gradient(*arguments: Any, upstream: Any = None) -> Any:
+            upstream = arguments[0] if upstream is None else upstream
+            every = turned(ops.concatenate(weights, axis=1))  # (B, L, C_1 + … + C_T)
+            return upstream, ops.matmul(every, by_source(upstream))
+
+        return added, gradient
+
+    return tie(added, values)

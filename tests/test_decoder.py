@@ -11,9 +11,14 @@ from captioner.decoder import Decoder
 B, C, T, L, D, H, A, E, V = 2, 3, 4, 6, 7, 11, 5, 13, 17
 
 
+# Few regions go through the context's kernels before they are weighed, many after.
+FEW_AND_MANY = pytest.mark.parametrize("regions", [L, 19], indirect=True)
+
+
 @pytest.fixture
-def regions() -> np.ndarray:
-    return np.random.default_rng(1).normal(size=(B, L, D)).astype("float32")
+def regions(request: pytest.FixtureRequest) -> np.ndarray:
+    number = getattr(request, "param", L)
+    return np.random.default_rng(1).normal(size=(B, number, D)).astype("float32")
 
 
 @pytest.fixture
@@ -83,6 +88,7 @@ def paper(layer: Decoder, regions: np.ndarray, words: np.ndarray) -> dict[str, n
     return {"logits": np.array(logits), "attention": np.array(alphas), "gate": np.array(betas)}
 
 
+@FEW_AND_MANY
 @pytest.mark.parametrize("option", [None, "word_query", "tied"])
 def test_teacher_forcing_is_the_papers_mathematics(
     regions: np.ndarray, tokens: np.ndarray, option: str | None
@@ -90,7 +96,7 @@ def test_teacher_forcing_is_the_papers_mathematics(
     layer = decoder(**{option: True} if option else {})
     outputs = layer(regions, tokens)
     assert outputs["logits"].shape == (B, C, T, V)
-    assert outputs["attention"].shape == (B, C, T, L)
+    assert outputs["attention"].shape == (B, C, T, regions.shape[1])
     assert outputs["gate"].shape == (B, C, T)
     for photo in range(B):
         for caption in range(C):
@@ -244,16 +250,19 @@ def test_unknown_kinds(arguments: dict[str, str], message: str) -> None:
         Decoder(V, **arguments)
 
 
+@FEW_AND_MANY
 @pytest.mark.parametrize("option", [None, "word_query", "tied"])
 def test_gradients_are_those_of_the_loss(
     regions: np.ndarray, tokens: np.ndarray, option: str | None
 ) -> None:
-    """Along a random direction in all weights of a kind, against a difference of two losses."""
+    """Along a random direction in all weights of a kind, and in the regions, as of an encoder that
+    is fine-tuned, against a difference of two losses."""
     layer = decoder(**{option: True} if option else {})
-    weights = layer.trainable_weights
+    encoded = keras.Variable(regions, name="regions")
+    weights = [*layer.trainable_weights, encoded]
 
     def loss() -> tf.Tensor:
-        outputs = layer(regions, tokens)
+        outputs = layer(tf.convert_to_tensor(encoded), tokens)
         return tf.reduce_mean(outputs["logits"] ** 2) + tf.reduce_mean(outputs["attention"] ** 2)
 
     with tf.GradientTape() as tape:
@@ -272,6 +281,7 @@ def test_gradients_are_those_of_the_loss(
         assert slope == pytest.approx(expected, rel=0.03, abs=0.002), weight.path
 
 
+@FEW_AND_MANY
 @pytest.mark.parametrize("attention", ["soft", "none"])
 @pytest.mark.parametrize("score", ["additive", "general"])
 def test_words_alone_give_the_same_losses_and_gradients(
@@ -307,3 +317,30 @@ def test_words_alone_give_the_same_losses_and_gradients(
     for weight, mine, other in zip(weights, gradients, expected, strict=True):
         mine, other = tf.convert_to_tensor(mine), tf.convert_to_tensor(other)
         np.testing.assert_allclose(mine, other, rtol=1e-3, atol=1e-4, err_msg=weight.path)
+
+
+def test_regions_may_go_through_the_kernels_first_or_last() -> None:
+    """The same losses and gradients: with more words than this a step asks regions, with fewer the
+    weighted sums. What follows the words that count must not change anything."""
+    keras.config.set_floatx("float64")
+    try:
+        layer = decoder()
+        random = np.random.default_rng(8)
+        encoded = tf.Variable(random.normal(size=(B, 7, D)))
+        words = random.integers(0, V, (B, 1, 7))  # 2 x 7 regions > 3 x 4 words; < 3 x 7
+
+        def run(length: int) -> list:
+            with tf.GradientTape() as tape:
+                outputs = layer(tf.convert_to_tensor(encoded), words[..., :length])
+                loss = sum(
+                    tf.reduce_sum(outputs[name][:, :, :4] ** 2)
+                    for name in ("logits", "attention", "gate")
+                )
+            gradients = tape.gradient(loss, [*layer.trainable_weights, encoded])
+            return [loss, *map(tf.convert_to_tensor, gradients)]
+
+        for last, first in zip(run(4), run(7), strict=True):
+            # alpha and beta are float32 whatever the policy
+            np.testing.assert_allclose(last, first, rtol=1e-4, atol=1e-5)
+    finally:
+        keras.config.set_floatx("float32")
