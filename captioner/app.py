@@ -149,7 +149,31 @@ def build(writers: Mapping[str, Writer], folder: Path) -> gr.Blocks:
             concurrency_limit=1,
             api_name="caption_all",
         )
+    _refuse_quietly(page)
     return page.queue(max_size=WAITING)
+
+
+def _refuse_quietly(page: gr.Blocks) -> None:
+    """Tells whoever sends what no page sends, and not the terminal of whoever serves.
+
+    Forged paths and what is no option make Gradio raise all kinds of things before any of our own
+    functions is called.
+    """
+    preprocess = page.preprocess_data
+
+    async def checked(*arguments: Any, **options: Any) -> Any:
+        try:
+            return await preprocess(*arguments, **options)
+        except gr.Error as error:
+            error.print_exception = False
+            raise
+        except Exception as error:
+            raise _refusal(
+                "what was sent cannot be used: give a photo by the path that its upload returned, "
+                "with a name that does not start with a dot, and options as the page has them"
+            ) from error
+
+    page.preprocess_data = checked
 
 
 def _uploads(**arguments: Any) -> gr.File:

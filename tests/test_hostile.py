@@ -1,7 +1,7 @@
 """Files from strangers: damaged and hostile ones are read or refused in one line, nothing else.
 
-Every parser gets mutated files: bytes changed, cut, doubled, moved, and numbers that overflow.
-They are drawn from fixed seeds. CAPTIONER_FUZZ sets how many each parser gets (10,000: minutes).
+Every parser gets mutated files (`mutations.py`). CAPTIONER_FUZZ sets how many each of them gets
+(10,000: minutes). Uploads are in `test_app.py`.
 """
 
 import io
@@ -16,9 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mutations import COUNT, STRANGE, mutated
 from PIL import Image
+from test_torch_weights import GOLDEN
 
 from captioner import datasets
+from captioner.__main__ import COMMANDS, main
 from captioner.boxes import read_boxes
 from captioner.config import TrainConfig
 from captioner.errors import InputError
@@ -26,40 +29,9 @@ from captioner.features import Features
 from captioner.images import load_square
 from captioner.journal import Journal
 from captioner.model import Captioner, load_model, save_model
+from captioner.torch_weights import read_state_dict
 
-COUNT = int(os.environ.get("CAPTIONER_FUZZ", "150"))
 SECONDS, MEGABYTES = 10, 2_000  # what one file may take, of the processor and of memory
-STRANGE = [
-    *(b"\x00", b"\xff" * 4, b"\x80\x00\x00\x00", b"\x7f\xff\xff\xff", b"-1", b"1e999", b"NaN"),
-    *(b"null", b"{}", b"[]", b"[" * 3000, b'"', b"\\u0000", b"\r", b"\n\n", b"\t", b","),
-    *(b"99999999999999999999", b"../../../etc/passwd", b"\xef\xbb\xbf", b"\xed\xa0\x80"),
-    "\U0001f415\u202e".encode(),
-]  # fmt: skip
-
-
-def mutated(content: bytes, seed: int) -> bytes:
-    """One to five changes, drawn from the seed."""
-    draw = random.Random(seed)
-    data = bytearray(content)
-    for _ in range(draw.randint(1, 5)):
-        at, end = sorted(draw.randrange(len(data) + 1) for _ in range(2))
-        kind = draw.randrange(7)
-        if kind == 0 and data:
-            data[min(at, len(data) - 1)] ^= 1 << draw.randrange(8)
-        elif kind == 1:
-            data[at:at] = draw.choice(STRANGE)
-        elif kind == 2:
-            piece = draw.choice(STRANGE)
-            data[at : at + len(piece)] = piece
-        elif kind == 3:
-            del data[at : at + draw.randint(1, 16)]
-        elif kind == 4:
-            data[at:at] = data[at : min(end, at + 200)]
-        elif kind == 5:
-            data[at : at + 8] = draw.randbytes(8)
-        elif draw.random() < 0.3:
-            del data[at:]
-    return bytes(data)
 
 
 def pictures() -> Iterator[tuple[str, bytes]]:
@@ -227,3 +199,67 @@ def test_models(tmp_path: Path, tiny_model: Captioner) -> None:
             for name, content in changed.items():
                 archive.writestr(name, content)
         parse_one(tmp_path / "b.keras", stream.getvalue(), load_model, seed)
+
+
+@pytest.mark.parametrize("layout", sorted(GOLDEN))
+def test_torch_weights(tmp_path: Path, layout: str) -> None:
+    def parse(file: Path) -> None:
+        assert all(isinstance(array, np.ndarray) for array in read_state_dict(file).values())
+
+    survives(tmp_path / "a.pth", GOLDEN[layout], parse, COUNT)
+
+
+LINES = (
+    "train --data flickr8k --out runs/a --preset small --epochs 3 --learning-rate 1e-3 --limit 7",
+    "train --out=runs/a --resume --attention hard --score dot --views 4 --no-normalize -v",
+    "caption photos/ a.jpg --model photo --beam 5 --length-penalty 0.7 --no-repeat 2 --html a",
+    "caption a.jpg --sample --temperature 0.8 --top-k 50 --top-p 0.9 --overlay out --quiet",
+    "evaluate --data flickr8k --split test --model flickr8k-soft --beam 5 --out scores.json",
+    "tune --data flickr8k --split dev --model photo --beams 3 5 --length-penalties 0.7 0.9",
+    "ground --data coco_boxes --model photo",
+    "compare --data flickr8k --out runs/b --epochs 2 --kinds soft hard",
+    "scenes --out scenes --count 600 --image-size 320",
+    "serve --port 7860 --model photo --model flickr8k-soft",
+    "export --format litert --quantize int8 --out model",
+    "bench --quick --out bench.json",
+    "demo --out out",
+    "doctor",
+    "encoders",
+)
+
+
+def test_command_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are understood, or refused in one line; other tests do what they say."""
+    for command in COMMANDS.values():
+        monkeypatch.setattr(command, "run", lambda self: None)
+    for line in LINES:
+        assert main(line.split()) == 0, (line, capsys.readouterr().err)
+    for seed in range(COUNT):
+        draw = random.Random(seed)
+        words = [word.encode() for word in draw.choice(LINES).split()]
+        for _ in range(draw.randint(1, 3)):
+            at, kind = draw.randrange(len(words) + 1), draw.randrange(5)
+            if kind == 0:
+                words.insert(at, draw.choice(STRANGE))
+            elif kind == 1:
+                words.insert(at, draw.choice(draw.choice(LINES).split()).encode())
+            elif kind == 2 and words:
+                del words[at % len(words)]
+            elif words:
+                words[at % len(words)] = mutated(words[at % len(words)], draw.randrange(2**31))
+        # A shell can give everything but bytes of 0.
+        arguments = [os.fsdecode(word.replace(b"\0", b"")) for word in words]
+        capsys.readouterr()
+        try:
+            status = main(arguments)
+        except SystemExit as stop:
+            assert stop.code == 0 and {"-h", "--help"} & set(arguments), arguments
+            continue
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, {arguments}: {error!r}") from error
+        assert status in (0, 2), arguments
+        if status and arguments:
+            complaint = capsys.readouterr().err
+            quoted = sum(map(len, arguments))
+            assert complaint.count("\n") == 1, (seed, complaint)
+            assert len(complaint) < 2000 + 2 * quoted, (seed, complaint)
