@@ -378,6 +378,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with Path(os.devnull).open("wb") as nowhere:  # what is still in the buffer goes there
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return 130
+    except OSError as error:  # what no command foresaw: a name too long, a file that may not be
+        if error.filename is None:
+            raise
+        log.error(InputError(f"{error.filename}: {error.strerror}"))
+        return 2
     return 0
 
 
@@ -430,7 +435,7 @@ def _one_line(complaint: str) -> str:
 
 def _option(name: str, options: Sequence[str], default: str) -> str:
     """An option's value, before the options are parsed."""
-    for option, following in zip(options, [*options[1:], default], strict=True):
+    for option, following in itertools.pairwise([*options, default]):
         if option == name:
             return following
         if option.startswith(f"{name}="):

@@ -158,6 +158,11 @@ def test_a_bad_photo_is_named_and_the_others_are_captioned(
         (["caption", __file__, "--html", "a", "--beside", "photo"], "takes a second model"),
         (["evaluate"], "--data PATH is needed"),
         (["evaluate", "--data", "nowhere"], "nowhere does not exist"),
+        (["train"], "--data PATH is needed"),
+        (
+            ["caption", f"no\n{'o' * 9000}"],
+            ": File name too long",
+        ),  # whatever is quoted, it is one short line
         (["train", "--scores", "dot"], "Unrecognized options: --scores"),
         (
             ["train", "--preset", "best"],
@@ -177,7 +182,7 @@ def test_bad_usage_is_one_line_and_status_2(
     assert main(arguments) == 2
     printed = capsys.readouterr()
     assert message in printed.err
-    assert printed.err.count("\n") == 1
+    assert printed.err.count("\n") == 1 and len(printed.err) < 2000
     assert printed.out == ""
 
 
