@@ -129,13 +129,10 @@ def _train(config: TrainConfig, out: Path, resume: bool, team: Team) -> Path:
             f"--soft-epochs {fit.soft_epochs} leaves none of the {fit.epochs} epochs to hard "
             "attention; give fewer, or more --epochs"
         )
-    for line in config.described(complete=log.isEnabledFor(logging.DEBUG)):
-        log.info(line)
     keras.utils.set_random_seed(config.training.seed)
     data = datasets.from_options(config.data, "the data set to train on")
     train_examples = data.split("train")[: config.data.limit]
     dev_examples = data.split("dev")[: config.training.dev_photos]
-    log.info(data.summary())
     start = None
     if config.training.start_from:
         # Resuming must need nothing but the run folder: its own model has the same words.
@@ -148,6 +145,9 @@ def _train(config: TrainConfig, out: Path, resume: bool, team: Team) -> Path:
         if isinstance(name, str) and name in ENCODERS:
             model = dataclasses.replace(config.model, encoder=name)
             config = dataclasses.replace(config, model=model)
+    for line in config.described(complete=log.isEnabledFor(logging.DEBUG)):
+        log.info(line)
+    log.info(data.summary())
     vocabulary = _vocabulary(config, start, train_examples)
     if len(vocabulary) == 4:
         raise InputError(

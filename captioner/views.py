@@ -14,8 +14,16 @@ __all__ = ["cropped_side", "is_mirrored", "names_sides", "view_of"]
 
 KEPT = 0.875  # of each side of the photo that a crop keeps: 224 of 256 pixels, as for ImageNet
 
-# English only: captions of other languages that tell left from right need their words here.
+# What words for left and right are, or begin with, in English; German and Dutch; French, Spanish,
+# Italian, Portuguese; Russian; Korean. Captions of other languages need theirs here. A word too
+# many costs a mirrored view of a photo, a word too few teaches what is wrong.
 _SIDES = frozenset(["left", "right", "lefthand", "righthand", "left-hand", "right-hand"])
+_BEGIN_LIKE_SIDES = (
+    *("links", "rechts", "linke", "rechte"),
+    *("gauche", "droite", "izquierd", "derech", "sinistr", "destr", "esquerd", "direit"),
+    *("лев", "прав", "слев", "спра", "налев", "напра", "왼", "오른"),
+)
+_SIGNS_OF_SIDES = frozenset("左右")  # Chinese, Japanese: wherever in a word they stand
 
 
 def is_mirrored(view: int) -> bool:
@@ -49,4 +57,7 @@ def view_of(square: np.ndarray, view: int, size: int, name: str) -> np.ndarray:
 
 def names_sides(words: Sequence[str]) -> bool:
     """Whether a caption tells left from right, so that it is wrong for a mirrored photo."""
-    return not _SIDES.isdisjoint(words)
+    return any(
+        word in _SIDES or word.startswith(_BEGIN_LIKE_SIDES) or not _SIGNS_OF_SIDES.isdisjoint(word)
+        for word in words
+    )

@@ -49,3 +49,15 @@ def test_a_view_of_a_photo_is_always_the_same() -> None:
 def test_captions_that_tell_left_from_right() -> None:
     assert names_sides(["a", "dog", "on", "the", "left"])
     assert not names_sides(["a", "dog", "leaves"])
+    for word in (
+        "linken",
+        "rechts",
+        "gauche",
+        "derecha",
+        "sinistra",
+        "слева",
+        "左",
+        "右边",
+        "왼쪽",
+    ):
+        assert names_sides([word]), word
