@@ -384,9 +384,9 @@ PRESETS: dict[str, TrainConfig] = {
     "by-score": TrainConfig(
         training=TrainingConfig(
             epochs=0,
-            optimize_cider=6,
-            cider_learning_rate=1e-4,
-            cider_likelihood=0.1,
+            optimize_cider=10,
+            cider_learning_rate=2e-4,
+            cider_likelihood=0.02,
             views=2,
             average=0.99,
         )

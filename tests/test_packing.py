@@ -55,3 +55,14 @@ def test_without_words_nothing_is_left_out() -> None:
     kept, place = packing.only_words(packing.pack(tf.constant(VALUES))[:, None])
     assert sorted(kept[:, 0].numpy()) == VALUES.ravel().tolist()
     np.testing.assert_array_equal(kept[:, 0], place)
+
+
+def test_rows_photo_by_photo_and_back() -> None:
+    packing = Packing((2, 3, 5), tf.constant(WORDS))
+    packed = packing.pack(tf.constant(VALUES))[:, None]
+    by_photo = packing.by_photo(packed)
+    assert by_photo[..., 0].numpy().tolist() == [
+        [0, 5, 10, 1, 6, 11, 2, 7, 3, 4],
+        [15, 20, 25, 16, 21, 26, 17, 22, 18, 19],
+    ]
+    np.testing.assert_array_equal(packing.from_photos(by_photo), packed)

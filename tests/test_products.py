@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from captioner.products import Kernel, late_gradient, product
+from captioner.products import Kernel, late_gradient, late_values, product
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -35,6 +35,41 @@ def test_late_gradients_are_those_of_every_step_added_up(compiled: bool) -> None
                 states.append(tf.tanh(row))
             total = tf.reduce_sum(tf.stack(states[1:]) ** 2 * tf.range(1.0, 8.0, dtype=tf.float64))
         return total, tape.gradient(total, [x, added, first, second])
+
+    run = tf.function(loss, autograph=False) if compiled else loss
+    (value, gradients), (plain, expected) = run(True), run(False)
+    np.testing.assert_allclose(value, plain, rtol=1e-12)
+    for mine, other in zip(gradients, expected, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_late_gradients_of_values_that_are_weighed(compiled: bool) -> None:
+    """Fewer queries from step to step, as captions end."""
+    random = np.random.default_rng(5)
+    sources, counts, keys, width = 2, (5, 3, 1), 7, 11  # queries of a source at every step
+    values = tf.constant(random.normal(size=(sources, keys, width)))
+    added = tf.constant(random.normal(size=(sources * sum(counts), width)))
+    weights = [tf.constant(random.normal(size=(sources, count, keys))) for count in counts]
+    sizes = [sources * count for count in counts]
+
+    def by_source(rows: tf.Tensor) -> tf.Tensor:
+        steps = [tf.reshape(step, (sources, -1, width)) for step in tf.split(rows, sizes)]
+        return tf.concat(steps, axis=1)
+
+    def loss(late: bool) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        with tf.GradientTape() as tape:
+            tape.watch([values, added, *weights])
+            looked: list[tf.Tensor] = []
+            offsets = late_values(added, values, looked, by_source) if late else added
+            kernel = Kernel(tf.stop_gradient(values) if late else values)
+            total = tf.zeros((), tf.float64)
+            for weight, offset in zip(weights, tf.split(offsets, sizes), strict=True):
+                looked.append(weight)
+                total += tf.reduce_sum(
+                    (offset + tf.reshape(product(weight, kernel), (-1, width))) ** 3
+                )
+        return total, tape.gradient(total, [values, added, *weights])
 
     run = tf.function(loss, autograph=False) if compiled else loss
     (value, gradients), (plain, expected) = run(True), run(False)
