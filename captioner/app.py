@@ -184,7 +184,7 @@ def _uploads(**arguments: Any) -> gr.File:
 
 
 def _uploaded_only(component: Any) -> Any:
-    """Has a component refuse URLs, which clients may name and Gradio would fetch.
+    """Has a component refuse URLs, which clients may name and Gradio would fetch, and folders.
 
     Not a subclass, since of those Gradio writes a `.pyi` beside the source.
     """
@@ -193,6 +193,10 @@ def _uploaded_only(component: Any) -> Any:
     async def move_uploaded(file: Any) -> str | None:
         if str(file).startswith(("http://", "https://")):
             raise _refusal(f"{file}: is not fetched; upload the photo itself")
+        if (
+            file is not None and not Path(file).is_file()
+        ):  # of a folder, Gradio's tidying up would come to grief
+            raise _refusal("what was sent is no file: upload the photo first")
         return await move(file)
 
     component.async_move_resource_to_block_cache = move_uploaded

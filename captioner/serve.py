@@ -55,8 +55,14 @@ def serve(models: Sequence[Path], port: int) -> None:
         # When it starts, Gradio calls itself, which is no matter for a proxy.
         os.environ["NO_PROXY"] = ",".join([HOST, *filter(None, [os.environ.get("NO_PROXY")])])
         import gradio as gr
+        from fastapi.exceptions import RequestValidationError
+        from fastapi.responses import JSONResponse
 
         from captioner.app import STYLE, build
+
+        async def refuse(request: object, error: Exception) -> JSONResponse:
+            """FastAPI's own answer quotes the request, and fails where that is no valid Unicode."""
+            return JSONResponse({"detail": "not a request that this API knows"}, 422)
 
         page = build(writers, Path(folder).resolve())
         page.launch(
@@ -76,6 +82,7 @@ def serve(models: Sequence[Path], port: int) -> None:
             pwa=False,
             run_history=False,
             enable_monitoring=False,
+            app_kwargs={"exception_handlers": {RequestValidationError: refuse}},
         )
         try:
             log.info(f"page: http://{HOST}:{port}  (HTTP API: at its foot; Ctrl-C stops it)")

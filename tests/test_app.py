@@ -408,6 +408,8 @@ def test_nothing_is_read_but_what_was_uploaded(server: Server) -> None:
             assert answer.code in (403, 404)
         assert refused(server, file(str(path)))
         refused(server, {"path": str(path)})
+    upload = Path(server.upload("dog.png", as_bytes(noise(1))))
+    assert "is no file" in refused(server, file(str(upload.parent)))
     said = refused(server, file("https://huggingface.co/photo.png"))
     assert "https://huggingface.co/photo.png: is not fetched; upload the photo itself" in said
 
