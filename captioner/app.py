@@ -193,9 +193,8 @@ def _uploaded_only(component: Any) -> Any:
     async def move_uploaded(file: Any) -> str | None:
         if str(file).startswith(("http://", "https://")):
             raise _refusal(f"{file}: is not fetched; upload the photo itself")
-        if (
-            file is not None and not Path(file).is_file()
-        ):  # of a folder, Gradio's tidying up would come to grief
+        # Of a folder, Gradio's tidying up would come to grief.
+        if file is not None and not Path(file).is_file():
             raise _refusal("what was sent is no file: upload the photo first")
         return await move(file)
 
